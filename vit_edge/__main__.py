@@ -1,0 +1,3 @@
+from vit_edge.cli.main import main
+
+main()

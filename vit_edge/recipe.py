@@ -1,0 +1,215 @@
+"""A recipe: what is built and what must hold. Every default of the product stands here, once."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, Strict, field_validator, model_validator
+
+from vit_edge.errors import UserError
+from vit_edge.settings import Settings, parse, read_yaml
+
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Strict(False)]
+Numbers = Annotated[tuple[Positive, ...], Strict(False)]
+
+
+class DataConfig(Settings):
+    """Which images, and how they are split. The splits come from one seeded permutation."""
+
+    spec: str = Field("digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH")
+    image_size: Positive | None = Field(
+        None, description="side of the model's square input in pixels; default: the data set's own"
+    )
+    tune_fraction: Fraction = Field(0.1, description="share of the training images held out to choose settings on")
+    calibration_images: Positive = Field(512, description="training images that the int8 ranges are taken from")
+    train_images: Positive | None = Field(None, description="use only so many training images")
+    split_seed: int = 0
+    skip_bad_images: bool = Field(False, description="leave out images that cannot be read, and count them")
+
+
+class AugmentConfig(Settings):
+    """Random changes of a training image. The view is a function of (seed, epoch, image) and nothing else."""
+
+    shift: Fraction = Field(0.0, description="largest shift as a share of the side")
+    rotate_degrees: float = Field(0.0, ge=0, le=180)
+    scale: Fraction = Field(0.0, description="largest relative change of size")
+    flip: bool = Field(False, description="mirror half of the images left to right")
+    crop: Fraction = Field(0.0, description="random resized crop down to (1 - crop) of the area")
+    rand_augment: float = Field(0.0, ge=0, le=10, description="RandAugment magnitude, two operations an image")
+    erase: Fraction = Field(0.0, description="probability of random erasing")
+    mixup: float = Field(0.0, ge=0, description="Mixup's alpha")
+    cutmix: float = Field(0.0, ge=0, description="CutMix's alpha")
+
+
+class ModelConfig(Settings):
+    """A model by name, with the geometry that differs from the name's own. Sizes are in pixels or counts."""
+
+    name: str = Field(description="vit_ti16, deit_s16, r50_vit_b16, … or any timm architecture")
+    patch_size: Positive | None = None
+    width: Positive | None = None
+    depth: Positive | None = None
+    heads: Positive | None = None
+    stem: Numbers | None = Field(
+        None, description="hybrid: channels of stride-2 convolutions that make the feature map"
+    )
+    readout: Literal["token", "mean"] | None = None
+    drop_path: Fraction = Field(0.0, description="stochastic depth rate of the last block")
+    weights: str = Field("none", description="none (random), pretrained, or a file")
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_exist(cls, weights: str) -> str:
+        if weights not in ("none", "pretrained") and not Path(weights).exists():
+            raise ValueError("expected none, pretrained or an existing file")
+        return weights
+
+
+class TrainingConfig(Settings):
+    """AdamW with linear warm-up and cosine decay (vit-spec §2)."""
+
+    epochs: Positive = 30
+    batch_size: Positive = 64
+    learning_rate: float = Field(1e-3, gt=0, description="peak rate, at this batch size")
+    warmup_epochs: float = Field(2.0, ge=0)
+    weight_decay: float = Field(0.05, ge=0)
+    label_smoothing: Fraction = 0.1
+    clip_norm: float = Field(1.0, gt=0)
+    ema_decay: Fraction = Field(0.0, description="exponential moving average of the weights; 0: none")
+    precision: Literal["f32", "bf16"] = Field("f32", description="autocast precision of the forward pass")
+    checkpoint_seconds: float = Field(
+        20.0, gt=0, description="write a checkpoint after the first epoch that ends later than this"
+    )
+
+
+class DistillationConfig(Settings):
+    """loss = (1 - weight)·cross-entropy + weight·T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)."""
+
+    temperature: float = Field(2.0, gt=0)
+    weight: float = Field(0.9, gt=0, le=1)
+
+
+class TeacherConfig(Settings):
+    model: ModelConfig = ModelConfig(name="vit_b16")
+    training: TrainingConfig | None = Field(TrainingConfig(), description="null: take the weights as they are")
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> "TeacherConfig":
+        if self.training is None and self.model.weights == "none":
+            raise ValueError("a teacher that is not trained needs weights: give model.weights")
+        return self
+
+
+class StudentConfig(Settings):
+    model: ModelConfig = ModelConfig(name="vit_ti16")
+    training: TrainingConfig | None = Field(TrainingConfig(), description="null: take the weights as they are")
+    distillation: DistillationConfig | None = Field(DistillationConfig(), description="null: train on the labels alone")
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> "StudentConfig":
+        if self.training is None and self.model.weights == "none":
+            raise ValueError("a student that is not trained needs weights: give model.weights")
+        return self
+
+
+class Int8Config(Settings):
+    """Post-training static quantization to the canonical graph."""
+
+    minimum_images: Positive = Field(64, description="fewer calibration images than this are refused")
+    float_layers: Names = Field((), description="names of Linear and Conv modules to leave in float")
+
+
+class Limits(Settings):
+    """What must hold on a target. `null` leaves a limit out."""
+
+    max_drop_points: float | None = Field(
+        1.0, ge=0, description="largest top-1 drop against the reference, in percentage points"
+    )
+    min_relative_top1: float | None = Field(0.99, gt=0, le=1, description="least share of the reference's top-1")
+    undecided: Literal["fail", "pass"] | None = Field(
+        None, description="what an undecided accuracy counts as; null: exit 3"
+    )
+    min_speedup: float | None = Field(None, gt=0, description="least ratio of float latency to int8 latency")
+    max_p90_ms: float | None = Field(None, gt=0)
+    max_vs_reference: float | None = Field(None, gt=0, description="largest ratio of p50 to the reference's p50")
+
+
+class LatencyLimits(Settings):
+    """Latency limits of one target; they override the recipe's."""
+
+    min_speedup: float | None = Field(None, gt=0)
+    max_p90_ms: float | None = Field(None, gt=0)
+    max_vs_reference: float | None = Field(None, gt=0)
+
+
+class TargetRequest(Settings):
+    """A target that the recipe exports to: a runtime's name, or the name or path of a device profile."""
+
+    name: str
+    required: bool = Field(True, description="whether its verdict counts in the exit code of `run`")
+    limits: LatencyLimits = LatencyLimits()
+
+
+class Recipe(Settings):
+    name: str
+    description: str = ""
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    teacher: TeacherConfig | None = TeacherConfig()
+    student: StudentConfig = StudentConfig()
+    int8: Int8Config = Int8Config()
+    targets: Annotated[tuple[TargetRequest, ...], Strict(False)] = (
+        TargetRequest(name="onnxruntime"),
+        TargetRequest(name="openvino"),
+        TargetRequest(name="tensorrt", required=False),
+    )
+    gate: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _teacher_is_used(self) -> "Recipe":
+        distils = self.student.training is not None and self.student.distillation is not None
+        if distils and self.teacher is None:
+            raise ValueError("student.distillation needs a teacher: add one, or set student.distillation to null")
+        if self.teacher is not None and not distils:
+            raise ValueError("the teacher would have no effect: give student.distillation, or set teacher to null")
+        return self
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
+    """The recipe in a YAML file, with `overrides` (dotted key → value) laid over it.
+
+    Raises UserError for a file, a key or a value that is wrong.
+    """
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{path}: expected a mapping of settings, found {type(values).__name__}", "see `vit-edge pipelines`"
+        )
+    values.setdefault("name", path.stem)
+    for key, value in (overrides or {}).items():
+        _put(values, key.split("."), value, key)
+    return parse(Recipe, values, str(path))
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`a.b=3` as ("a.b", 3); the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"--set {text!r}: expected KEY=VALUE", "for example --set student.training.epochs=5")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as err:
+        raise UserError(f"--set {text!r}: the value is not valid YAML", "quote it") from err
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    for part in path[:-1]:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise UserError(
+                f"--set {key}: {part!r} is not a group of settings, it is {inner!r}", "give the key of a single setting"
+            )
+        values = inner
+    values[path[-1]] = value

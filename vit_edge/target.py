@@ -1,0 +1,67 @@
+"""A device profile: runtime, precision, threads, batch and measuring protocol."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, Strict
+
+from vit_edge.errors import unknown
+from vit_edge.settings import Settings, parse, read_yaml
+from vit_edge.shipped import shipped
+
+RuntimeName = Literal["onnxruntime", "openvino", "tensorrt"]
+ALIASES = {"onnx": "onnxruntime"}
+
+
+class Protocol(Settings):
+    """How latency is measured: int8 and float in turn, batch after batch, on varied real images."""
+
+    warmup: int = Field(20, gt=0, description="runs thrown away before each artefact is timed")
+    seconds: float = Field(5.0, gt=0, description="time to measure for, all artefacts together")
+    min_queries: int = Field(50, gt=0, description="least timed runs of each artefact, even if it takes longer")
+    max_queries: int = Field(2000, gt=0)
+
+
+class Target(Settings):
+    name: str
+    runtime: RuntimeName
+    description: str = ""
+    device: str = Field("CPU", description="the runtime's own name of the device: CPU, GPU.0, NPU, cuda:0")
+    precision: Literal["default", "f32", "bf16", "fp16"] = Field(
+        "default", description="precision of what is not int8; default: what the runtime chooses on the device"
+    )
+    threads: int | None = Field(None, gt=0, description="threads of one inference; null: every physical core")
+    batch: int = Field(1, gt=0)
+    compute_capabilities: Annotated[tuple[str, ...], Strict(False)] = Field(
+        (), description="TensorRT: the GPU architectures that the graph is built for as a proof, e.g. 8.7"
+    )
+    protocol: Protocol = Protocol()
+
+
+GENERIC = {
+    "onnxruntime": Target(name="onnxruntime", runtime="onnxruntime", description="ONNX Runtime on this machine's CPU"),
+    "openvino": Target(name="openvino", runtime="openvino", description="OpenVINO on this machine's CPU"),
+    "tensorrt": Target(
+        name="tensorrt",
+        runtime="tensorrt",
+        description="TensorRT on this machine's GPU",
+        device="cuda:0",
+        compute_capabilities=("8.6", "8.9"),
+    ),
+}
+
+
+def load(name: str) -> Target:
+    """The profile called `name`: a runtime's generic one, one of targets/, or the path of a YAML file."""
+    name = ALIASES.get(name, name)
+    if name in GENERIC:
+        return GENERIC[name]
+    path = Path(name) if name.endswith((".yaml", ".yml")) else shipped("targets").get(name)
+    if path is None:
+        raise unknown("target", name, known())
+    return parse(Target, {"name": path.stem} | (read_yaml(path) or {}), str(path))
+
+
+def known() -> list[str]:
+    """Names that `load` takes, beside paths."""
+    return sorted([*GENERIC, *ALIASES, *shipped("targets")])
