@@ -1,0 +1,131 @@
+"""Pixels to logits: a backbone with its own resolution and normalisation, saved and loaded as one folder.
+
+    model.safetensors   the backbone's state dict, names as in timm
+    model.json          what it is (card.py)
+
+B batch, C = 3 channels, H×W image, K classes.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from vit_edge.errors import UserError
+from vit_edge.models import zoo
+from vit_edge.models.card import SAVE_AGAIN, WEIGHTS, Card, read_card, write_card
+from vit_edge.preprocess import Preprocessing
+from vit_edge.recipe import ModelConfig
+
+
+class Classifier(nn.Module):
+    """Pixels (B, 3, H, W), uint8 or float in [0, 255], square → logits (B, K).
+
+    Resizes to `image_size` when the pixels come in another size, normalises, and calls the backbone, so that models
+    of different resolution and normalisation share one view. With a DeiT token, training gives the backbone's pair.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing):
+        super().__init__()
+        self.backbone = backbone
+        self.preprocessing = preprocessing
+        self.register_buffer("mean", _channels(preprocessing.mean), persistent=False)
+        self.register_buffer("std", _channels(preprocessing.std), persistent=False)
+
+    def forward(self, pixels_BCHW: Tensor, **backbone_options: Any) -> Any:
+        return self.backbone(self.normalise(pixels_BCHW), **backbone_options)
+
+    def normalise(self, pixels_BCHW: Tensor) -> Tensor:
+        """The backbone's float input: resized if need be (antialiased), (pixels/255 - mean) / std."""
+        pixels_BCHW = pixels_BCHW.to(self.mean.dtype)
+        if pixels_BCHW.shape[-1] != self.image_size:
+            assert pixels_BCHW.shape[-1] == pixels_BCHW.shape[-2], "views are square"
+            pixels_BCHW = self._resize(pixels_BCHW)
+        return (pixels_BCHW - self.mean) / self.std
+
+    @property
+    def image_size(self) -> int:
+        """Side of the backbone's square input in pixels."""
+        return self.preprocessing.image_size
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def set_fused_attention(self, fused: bool) -> None:
+        """Fused attention everywhere in the backbone, ours or timm's, or explicit products and softmax."""
+        for module in self.backbone.modules():
+            if hasattr(module, "fused_attn"):
+                module.fused_attn = fused
+
+    def _resize(self, pixels_BCHW: Tensor) -> Tensor:
+        mode = "bilinear" if self.preprocessing.interpolation == "bilinear" else "bicubic"
+        size = (self.image_size, self.image_size)
+        return F.interpolate(pixels_BCHW, size=size, mode=mode, antialias=True).clamp(0, 255)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A saved model, in evaluation mode on the CPU."""
+
+    classifier: Classifier
+    config: ModelConfig
+    classes: list[str]
+    preprocessing: Preprocessing
+
+
+def save(folder: Path, classifier: Classifier, config: ModelConfig, classes: list[str]) -> None:
+    """Writes the weights and the card into `folder`, which must exist."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in classifier.backbone.state_dict().items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    write_card(folder, config, classes, classifier.preprocessing)
+
+
+def load(folder: Path) -> Loaded:
+    """The model saved in `folder`. Raises UserError when a file is missing, broken, or does not fit the card."""
+    card = read_card(folder)
+    preprocessing = card.preprocessing
+    backbone = zoo.create(card.model, len(card.classes), preprocessing.image_size)
+    _load_state(backbone, folder / WEIGHTS, card)
+    classifier = Classifier(backbone, preprocessing).eval()
+    return Loaded(classifier, card.model, card.classes, preprocessing)
+
+
+def multiply_adds(model: nn.Module, image_size: int) -> int:
+    """Multiply-adds of the convolutions and matrix products, attention's too, for one image; nothing is computed."""
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    image_BCHW = torch.empty(1, 3, image_size, image_size, device="meta")
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        functional_call(model, shapes, (image_BCHW,))
+    model.train(was_training)
+    return counter.get_total_flops() // 2
+
+
+def _channels(values: tuple[float, float, float]) -> Tensor:
+    return torch.tensor([255 * value for value in values]).reshape(1, 3, 1, 1)
+
+
+def _load_state(backbone: nn.Module, path: Path, card: Card) -> None:
+    if not path.is_file():
+        raise UserError(f"{path} is missing", SAVE_AGAIN)
+    try:
+        backbone.load_state_dict(load_file(path))
+    except (OSError, SafetensorError) as err:
+        raise UserError(f"{path} cannot be read: {err}", "copy the file again, or train again") from err
+    except RuntimeError as err:
+        first = str(err).splitlines()[-1].strip()
+        raise UserError(f"{path} does not hold the weights of {card.model.name}: {first}", SAVE_AGAIN) from err

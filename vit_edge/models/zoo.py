@@ -1,0 +1,259 @@
+"""Models by name: our own ViT family, and any timm architecture.
+
+Ours are vit_{ti16,s16,b16,b32,l16,l32,h14}, the same as deit_ with the distillation token, and r50_vit_b16.
+timm is imported when one of its models, or a list of them, is asked for.
+"""
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from vit_edge.errors import UserError, unknown
+from vit_edge.models.vit import ConvStem, VisionTransformer, ViTConfig
+from vit_edge.preprocess import RESAMPLING, Preprocessing
+from vit_edge.recipe import ModelConfig
+
+RESNET_HYBRID = "r50_vit_b16"
+RESNET_STRIDE = 16
+HEAD_WIDTH = 64
+
+_SIZES = {
+    "ti16": ViTConfig(patch_size=16, width=192, depth=12, heads=3),
+    "s16": ViTConfig(patch_size=16, width=384, depth=12, heads=6),
+    "b16": ViTConfig(patch_size=16, width=768, depth=12, heads=12),
+    "b32": ViTConfig(patch_size=32, width=768, depth=12, heads=12),
+    "l16": ViTConfig(patch_size=16, width=1024, depth=24, heads=16),
+    "l32": ViTConfig(patch_size=32, width=1024, depth=24, heads=16),
+    "h14": ViTConfig(patch_size=14, width=1280, depth=32, heads=16),
+}
+OURS = {
+    **{f"vit_{size}": config for size, config in _SIZES.items()},
+    **{f"deit_{size}": replace(config, distillation_token=True) for size, config in _SIZES.items()},
+    RESNET_HYBRID: replace(_SIZES["b16"], patch_size=1),
+}
+# timm's names of the same architectures, where published weights or preprocessing are to be had.
+PUBLISHED_AS = {
+    "vit_ti16": "vit_tiny_patch16_224",
+    "vit_s16": "vit_small_patch16_224",
+    "vit_b16": "vit_base_patch16_224",
+    "vit_b32": "vit_base_patch32_224",
+    "vit_l16": "vit_large_patch16_224",
+    "vit_l32": "vit_large_patch32_384",
+    "vit_h14": "vit_huge_patch14_224",
+    "deit_ti16": "deit_tiny_distilled_patch16_224",
+    "deit_s16": "deit_small_distilled_patch16_224",
+    "deit_b16": "deit_base_distilled_patch16_224",
+    RESNET_HYBRID: "vit_base_r50_s16_384",
+}
+GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of `vit-edge models`; image_size is the side in pixels that the name was published at."""
+
+    name: str
+    family: str
+    parameters: int
+    image_size: int
+
+
+def create(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
+    """The backbone with random weights: normalised float images (B, 3, image_size, image_size) → logits (B, classes).
+
+    Raises UserError for an unknown name, a size that does not fit, or a setting without effect.
+    """
+    if config.name in OURS:
+        return _create_ours(config, classes, image_size)
+    check_name(config.name)
+    return _create_timm(config, classes, image_size)
+
+
+def check_name(name: str) -> None:
+    """UserError with the nearest spelling when no model is called `name`."""
+    if name in OURS:
+        return
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise UserError(f"unknown model {name!r}", _nearest_fix(name))
+    tags = timm.models.get_arch_pretrained_cfgs(architecture)
+    if tag and name not in tags:
+        raise unknown(f"weights of {architecture}", tag, [known.partition(".")[2] for known in tags])
+
+
+def known_names() -> list[str]:
+    """Ours, then timm's architectures."""
+    import timm
+
+    return [*OURS, *timm.list_models()]
+
+
+def listing(pattern: str | None = None) -> list[Listed]:
+    """Ours; with a `pattern` (shell wildcards), ours and timm's that match it. Parameters for 1000 classes."""
+    if pattern is None:
+        return [_listed(name) for name in OURS]
+    return [_listed(name) for name in known_names() if fnmatch(name, pattern)]
+
+
+def native_image_size(config: ModelConfig) -> int:
+    """Side in pixels of the input that the architecture, or its published weights where they are asked for, is for."""
+    check_name(config.name)
+    if config.name in OURS and (config.weights == "none" or config.name not in PUBLISHED_AS):
+        return OURS[config.name].image_size
+    return _published_config(PUBLISHED_AS.get(config.name, config.name)).input_size[-1]
+
+
+def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
+    """The geometry of one of our models, checked. Raises UserError that names the nearest size that fits."""
+    base = OURS[config.name]
+    if config.stem is not None and config.name == RESNET_HYBRID:
+        raise UserError(f"{RESNET_HYBRID} has its ResNet as a stem", "leave `stem` out, or use vit_b16 with a stem")
+    patch_size = config.patch_size or (1 if config.stem else base.patch_size)
+    _check_tiling(image_size, _stem_stride(config), patch_size)
+    width = config.width or base.width
+    heads = config.heads or (base.heads if width == base.width else _default_heads(width))
+    if width % heads:
+        nearest = max(heads, round(width / heads) * heads)
+        fix = f"the nearest width for {heads} heads is {nearest}; {_default_heads(width)} heads divide {width}"
+        raise UserError(f"width {width} is not a multiple of heads {heads}", fix)
+    if config.readout == "mean" and base.distillation_token:
+        raise UserError(
+            f"{config.name} reads out its class and distillation tokens, found readout: mean",
+            f"use {config.name.replace('deit', 'vit', 1)} for the mean, or leave `readout` out",
+        )
+    return replace(
+        base,
+        image_size=image_size,
+        classes=classes,
+        patch_size=patch_size,
+        width=width,
+        depth=config.depth or base.depth,
+        heads=heads,
+        readout=config.readout or base.readout,
+        drop_path=config.drop_path,
+    )
+
+
+def preprocessing(config: ModelConfig, image_size: int) -> Preprocessing:
+    """How the model's images are prepared.
+
+    timm's published mean, std and interpolation for its names and for published weights of ours; 0.5 and 0.5 for our
+    own from scratch. The published centre crop only with weights: images to train on from scratch are taken whole.
+    """
+    check_name(config.name)
+    published = PUBLISHED_AS.get(config.name) if config.weights != "none" else None
+    name = config.name if config.name not in OURS else published
+    if name is None:
+        return Preprocessing(image_size=image_size)
+    found = _published_config(name)
+    return Preprocessing(
+        image_size=image_size,
+        crop=1.0 if config.weights == "none" else found.crop_pct,
+        interpolation=found.interpolation if found.interpolation in RESAMPLING else "bicubic",
+        mean=found.mean,
+        std=found.std,
+    )
+
+
+def _create_ours(config: ModelConfig, classes: int, image_size: int) -> VisionTransformer:
+    geometry = vit_config(config, classes, image_size)
+    if config.name == RESNET_HYBRID:
+        return VisionTransformer(geometry, _resnet_stem())
+    return VisionTransformer(geometry, ConvStem(config.stem) if config.stem else None)
+
+
+def _create_timm(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
+    import timm
+
+    for setting in GEOMETRY:
+        if getattr(config, setting) is not None:
+            raise UserError(
+                f"{setting} has no effect on timm's {config.name}", "leave it out, or use one of our models (vit_ti16)"
+            )
+    options: dict[str, Any] = {"num_classes": classes}
+    if config.drop_path:
+        options["drop_path_rate"] = config.drop_path
+    published = _published_config(config.name)
+    if published.fixed_input_size and image_size != published.input_size[-1]:
+        options["img_size"] = image_size
+    try:
+        return timm.create_model(config.name, pretrained=False, **options)
+    except TypeError as err:
+        raise _refused_option(config, image_size, published.input_size[-1], err) from err
+    except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as err:
+        raise UserError(
+            f"timm cannot build {config.name} for images of {image_size} px: {err or type(err).__name__}",
+            f"use its own size, {published.input_size[-1]} px, or a model that takes any size",
+        ) from err
+
+
+def _refused_option(config: ModelConfig, image_size: int, native: int, err: TypeError) -> Exception:
+    if "drop_path_rate" in str(err):
+        return UserError(f"drop_path has no effect on timm's {config.name}", "leave it out, or set it to 0")
+    if "img_size" in str(err):
+        return UserError(
+            f"{config.name} takes images of {native} px only, found {image_size}", f"set data.image_size to {native}"
+        )
+    return err
+
+
+def _check_tiling(image_size: int, stride: int, patch_size: int) -> None:
+    """Whether patches of `patch_size` tile the map that a stem of total `stride` makes of the image."""
+    map_size = -(-image_size // stride)
+    if map_size % patch_size == 0:
+        return
+    unit = stride * patch_size
+    nearest = max(unit, round(image_size / unit) * unit)
+    what = f"H = W = {image_size} px" if stride == 1 else f"the stem's feature map of H = W = {map_size}"
+    raise UserError(
+        f"{what} is not a multiple of the patch side P = {patch_size}",
+        f"the nearest image_size is {nearest}, or give a patch_size that divides {map_size}",
+    )
+
+
+def _stem_stride(config: ModelConfig) -> int:
+    return RESNET_STRIDE if config.name == RESNET_HYBRID else 2 ** len(config.stem or ())
+
+
+def _default_heads(width: int) -> int:
+    """Heads of 64 where the width allows it, else of the divisor nearest to 64."""
+    head_width = min((d for d in range(1, width + 1) if width % d == 0), key=lambda d: abs(d - HEAD_WIDTH))
+    return width // head_width
+
+
+def _resnet_stem() -> nn.Module:
+    """The first three stages of ResNet-50-V2 with standardised convolutions, as in the paper: stride 16."""
+    from timm.layers import StdConv2dSame
+    from timm.models.resnetv2 import ResNetV2
+
+    conv = partial(StdConv2dSame, eps=1e-8)
+    return ResNetV2((3, 4, 9), num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
+
+
+def _listed(name: str) -> Listed:
+    config = ModelConfig(name=name)
+    image_size = native_image_size(config)
+    with torch.device("meta"):
+        model = create(config, 1000, image_size)
+    family = name.partition("_")[0] if name in OURS else f"timm {type(model).__module__.rpartition('.')[2]}"
+    return Listed(name, family, sum(p.numel() for p in model.parameters()), image_size)
+
+
+def _published_config(name: str) -> Any:
+    """timm's PretrainedCfg: mean, std, crop_pct, interpolation, input_size, fixed_input_size."""
+    import timm
+
+    return timm.get_pretrained_cfg(name)
+
+
+def _nearest_fix(name: str) -> str:
+    close = get_close_matches(name, known_names(), n=1, cutoff=0.6)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    return f"{meant}`vit-edge models` lists them"
