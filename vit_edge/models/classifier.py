@@ -6,6 +6,7 @@
 B batch, C = 3 channels, H×W image, K classes.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -65,7 +66,8 @@ class Classifier(nn.Module):
 
     def set_fused_attention(self, fused: bool) -> None:
         """Fused attention everywhere in the backbone, ours or timm's, or explicit products and softmax."""
-        for module in self.backbone.modules():
+        modules: Iterable[Any] = self.backbone.modules()
+        for module in modules:
             if hasattr(module, "fused_attn"):
                 module.fused_attn = fused
 

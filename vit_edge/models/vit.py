@@ -124,8 +124,9 @@ class VisionTransformer(nn.Module):
 
     def set_fused_attention(self, fused: bool) -> None:
         """Fused attention for training; explicit products and softmax, equal within 1e-5, for export and insight."""
-        for block in self.blocks:
-            block.attn.fused_attn = fused
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.fused_attn = fused
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes each block in the backward pass instead of keeping its activations."""
@@ -157,10 +158,11 @@ class VisionTransformer(nn.Module):
 
     def _initialise(self) -> None:
         linears = [m for m in (*self.blocks.modules(), *self.pre_logits.modules()) if isinstance(m, nn.Linear)]
-        for linear in (self.patch_embed.proj, *linears, self.head, self.head_dist):
-            if linear is not None:
-                nn.init.trunc_normal_(linear.weight, std=SIGMA)
-                nn.init.zeros_(linear.bias)
+        heads = [head for head in (self.head, self.head_dist) if head is not None]
+        for layer in (self.patch_embed.proj, *linears, *heads):
+            nn.init.trunc_normal_(layer.weight, std=SIGMA)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
         for parameter in (self.cls_token, self.dist_token, self.reg_token, self.pos_embed):
             if parameter is not None:
                 nn.init.trunc_normal_(parameter, std=SIGMA)

@@ -234,7 +234,7 @@ def _resnet_stem() -> nn.Module:
     from timm.models.resnetv2 import ResNetV2
 
     conv = partial(StdConv2dSame, eps=1e-8)
-    return ResNetV2((3, 4, 9), num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
+    return ResNetV2([3, 4, 9], num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
 
 
 def _listed(name: str) -> Listed:
