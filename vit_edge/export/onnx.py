@@ -1,0 +1,152 @@
+"""An exported graph as a clean ONNX file: the same bytes every time, and nodes named after the student's modules.
+
+Input "images": uint8 (B, H, W, 3); output "logits": float32 (B, K). Opset 20 keeps GELU as one operator.
+"""
+
+import ast
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common as passes
+from onnxscript import optimizer
+from torch.fx import GraphModule
+
+from vit_edge.export.fold import MAX_BATCH
+from vit_edge.quantization.calibration import Range
+from vit_edge.quantization.products import PREFIX, Product, name_in
+
+OPSET = 20
+INPUT, OUTPUT = "images", "logits"
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def to_onnx(graph_module: GraphModule, image_size: int) -> ir.Model:
+    """The graph, float or converted to int8, with a free batch size."""
+    example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph_module, (example,), dynamo=True, opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT],
+            dynamic_shapes=({0: batch},), verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    return clean(program.model)
+
+
+def clean(model: ir.Model) -> ir.Model:
+    """Names the nodes, transposes int8 weights ahead of time, and removes what says nothing; in place."""
+    name_nodes(model)
+    for node in list(model.graph):
+        transpose_weight(model, node)
+    tidy(model)
+    forget_shapes(model, "batch")
+    return model
+
+
+def with_batch(model: ir.Model, batch: int) -> ir.Model:
+    """A copy for exactly `batch` images: shapes are constants, and what hangs on them alone is computed now."""
+    fixed = model.clone()
+    forget_shapes(fixed, batch)
+    optimizer.optimize(fixed, num_iterations=4)
+    tidy(fixed)
+    return passes.ShapeInferencePass()(fixed).model
+
+
+def save(model: ir.Model, path: Path) -> None:
+    """Writes one self-contained file."""
+    ir.save(model, path)
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Matrix products get the names of `quantization.products`, other nodes MODULE/OPERATOR, counted."""
+    seen: Counter[str] = Counter()
+    for node in model.graph:
+        path, weighted = _module_path(node), _is_weight(node.inputs[1]) if node.op_type in PRODUCTS else False
+        if node.op_type in PRODUCTS:
+            node.name = name_in(path, weighted, seen)
+        else:
+            node.name = name_in(f"{path}/{node.op_type}", True, seen)
+
+
+def transpose_weight(model: ir.Model, node: ir.Node) -> None:
+    """Transpose(DequantizeLinear(W)) as DequantizeLinear(Wᵀ): runtimes look for the pair next to the product."""
+    if node.op_type != "Transpose" or not _is_dequantized_weight(node.inputs[0]):
+        return
+    dequantize = node.inputs[0].producer()
+    weight = dequantize.inputs[0]
+    assert len(weight.uses()) == len(dequantize.outputs[0].uses()) == 1
+    weight.const_value = ir.tensor(weight.const_value.numpy().transpose(node.attributes["perm"].as_ints()).copy())
+    weight.shape = ir.Shape(weight.const_value.shape)
+    axis = node.attributes["perm"].as_ints().index(dequantize.attributes["axis"].as_int())
+    dequantize.attributes["axis"] = ir.AttrInt64("axis", axis)
+    node.outputs[0].replace_all_uses_with(dequantize.outputs[0])
+    model.graph.remove(node, safe=True)
+
+
+def tidy(model: ir.Model) -> None:
+    """Removes unused nodes and initialisers, and the exporter's notes, which hold this machine's paths."""
+    passes.RemoveUnusedNodesPass()(model)
+    passes.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def forget_shapes(model: ir.Model, batch: int | str) -> None:
+    """Sets the batch size of input and output, and drops the shapes in between, which held the old one."""
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output():
+                value.shape = None
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape([batch, *list(value.shape)[1:]])
+
+
+def _module_path(node: ir.Node) -> str:
+    """The module that made the node; the scopes are its ancestors' paths, its own, and the operator's name."""
+    scopes = ast.literal_eval(node.metadata_props.get(SCOPES, "[]"))
+    return scopes[-2].removeprefix(PREFIX) if len(scopes) > 1 else ""
+
+
+def _is_weight(value: ir.Value) -> bool:
+    """Whether the value is an initialiser, perhaps dequantized and transposed."""
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    return node.op_type in ("Transpose", "DequantizeLinear") and _is_weight(node.inputs[0])
+
+
+def _is_dequantized_weight(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "DequantizeLinear" and node.inputs[0].is_initializer()
+
+
+def ranges_by_value(model: ir.Model, found: list[Product], ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Ranges by the canonical graph's value names, from those by the exported graph's node names.
+
+    `found` are the exported graph's products; the ONNX nodes bear their names.
+    """
+    nodes = {node.name: node for node in model.graph if node.op_type in PRODUCTS}
+    by_value = {}
+    for product in found:
+        if product.kind == "other":
+            continue
+        node = nodes[product.name]
+        for value, source in zip(node.inputs, product.inputs, strict=False):
+            by_value[_before_quantization(value).name] = ranges[source.name]
+        if product.kind == "conv":
+            by_value[node.outputs[0].name] = ranges[product.node.name]
+    return by_value
+
+
+def _before_quantization(value: ir.Value) -> ir.Value:
+    for operator in ("DequantizeLinear", "QuantizeLinear"):
+        node = value.producer()
+        if node is not None and node.op_type == operator:
+            value = node.inputs[0]
+    return value

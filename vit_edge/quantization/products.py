@@ -1,0 +1,100 @@
+"""The matrix products of an exported graph: what can be int8, each under the name of its module.
+
+The graph is what `torch.export` gives: ATen operators, parameters as get_attr nodes.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+PREFIX = "backbone."  # of every module in the exported graph; names are given without it
+Kind = Literal["linear", "conv", "attention", "other"]
+WEIGHTED: dict[object, Kind] = {
+    aten.linear.default: "linear",
+    aten.conv1d.default: "conv",
+    aten.conv2d.default: "conv",
+    aten.conv2d.padding: "conv",
+}
+OF_ACTIVATIONS = {aten.matmul.default, aten.bmm.default}
+OTHER = {
+    aten.scaled_dot_product_attention.default,
+    aten.einsum.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv3d.default,
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product: `name` is its module's path, with /0, /1, … for the products of activations inside it.
+
+    `inputs` are the activations that it multiplies: one for linear and conv, both operands for attention.
+    `obstacle` says why it cannot be int8, or is None.
+    """
+
+    name: str
+    kind: Kind
+    node: Node
+    inputs: tuple[Node, ...]
+    obstacle: str | None = None
+
+    @property
+    def weight(self) -> Node:
+        assert self.kind in ("linear", "conv")
+        return self.node.args[1]  # type: ignore[return-value]
+
+
+def products(graph_module: GraphModule) -> list[Product]:
+    """Every matrix product of the graph, in its order."""
+    seen: Counter[str] = Counter()
+    found = (_product(node, seen) for node in graph_module.graph.nodes if node.op == "call_function")
+    return [product for product in found if product is not None]
+
+
+def name_in(path: str, weighted: bool, seen: Counter[str]) -> str:
+    """The name of the next product inside the module at `path`; `seen` counts the names given so far.
+
+    A layer that is called again gets #1, #2, …
+    """
+    key = path if weighted else f"{path}/"
+    count = seen[key]
+    seen[key] += 1
+    if weighted:
+        return f"{path}#{count}" if count else path
+    return f"{path}/{count}"
+
+
+def module_path(node: Node) -> str:
+    """The path of the module whose forward made the node, as in `named_modules` of the student's backbone."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return stack[-1][0].removeprefix(PREFIX) if stack else ""
+
+
+def _product(node: Node, seen: Counter[str]) -> Product | None:
+    if node.target in WEIGHTED:
+        return _weighted(node, WEIGHTED[node.target], name_in(module_path(node), True, seen))
+    if node.target in OF_ACTIVATIONS:
+        name = name_in(module_path(node), False, seen)
+        return Product(name, "attention", node, tuple(node.args[:2]), "a product of two activations stays float")  # type: ignore[arg-type]
+    if node.target in OTHER:
+        name = name_in(module_path(node), False, seen)
+        return Product(name, "other", node, (), f"the operator {node.target} has no int8 form here")
+    return None
+
+
+def _weighted(node: Node, kind: Kind, name: str) -> Product:
+    activation, weight = node.args[:2]
+    assert isinstance(activation, Node)
+    assert isinstance(weight, Node)
+    if weight.op != "get_attr":
+        return Product(name, "other", node, (activation,), "its weight is computed in the graph")
+    return Product(name, kind, node, (activation,))
