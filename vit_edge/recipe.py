@@ -1,5 +1,6 @@
 """A recipe: what is built and what must hold. Every default of the product stands here, once."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,14 @@ class Recipe(Settings):
         if self.teacher is not None and not distils:
             raise ValueError("the teacher would have no effect: give student.distillation, or set teacher to null")
         return self
+
+
+def reduction(model: ModelConfig) -> int:
+    """Pixels of the image's side to one token: what the side must be a multiple of. 16 for timm's architectures."""
+    if model.stem is not None:
+        return int(2 ** len(model.stem)) * (model.patch_size or 1)
+    named = re.fullmatch(r"(?:vit|deit)_[a-z]+(\d+)", model.name)
+    return model.patch_size or (int(named.group(1)) if named else 16)
 
 
 def load(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:

@@ -11,7 +11,7 @@ import traceback
 import typer
 
 from vit_edge import __version__
-from vit_edge.cli import device
+from vit_edge.cli import build, device
 from vit_edge.errors import UserError
 
 PASS, FAIL, MISTAKE, UNDECIDED, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
@@ -23,11 +23,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command()(build.run)
+app.command()(build.train)
+app.command()(build.distill)
+app.command()(build.quantize)
+app.command()(build.reference)
+app.command()(build.export)
 app.command()(device.gate)
 app.command()(device.bench)
 app.command()(device.predict)
 app.command()(device.doctor)
+app.command()(build.models)
 app.command()(device.targets)
+app.command()(build.pipelines)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,283 @@
+"""Commands that build: each makes a recipe out of its options and runs the pipeline up to its own stage."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vit_edge.cli import options
+
+RUNS = Path("runs")
+
+
+def run(
+    pipeline: Annotated[str, typer.Argument(help="A recipe: a path, or a name that `vit-edge pipelines` lists.")],
+    out: options.Out = None,
+    set_: options.Set = None,
+    from_: Annotated[
+        str | None, typer.Option("--from", metavar="STAGE", help="Redo this stage and what follows.")
+    ] = None,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Run a recipe: teacher, student, reference, int8, export, gate. Finished stages are not run again."""
+    from vit_edge import recipe as recipes
+
+    overrides = dict(recipes.parse_override(text) for text in set_ or [])
+    recipe = recipes.load(_recipe_path(pipeline), overrides)
+    _finish(_run(recipe, out, "gate", device, data_dir, start=from_))
+
+
+def train(
+    model: Annotated[
+        str, typer.Option("--model", help="vit_b16, any timm architecture, or a folder with model.json.")
+    ] = "vit_b16",
+    data: options.Data = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="pretrained, none, or a file of weights.")] = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    image_size: options.ImageSize = None,
+    skip_bad_images: options.SkipBad = False,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Train or fine-tune one model on labels alone. `quantize`, `export` and `distill --teacher RUN` go on from it."""
+    values = _base(data, seed, image_size, skip_bad_images)
+    values |= {"teacher": None, "student": _part(model, weights, epochs, batch_size) | {"distillation": None}}
+    pipeline = _run(
+        _recipe(values, f"{_label(model)}-{_label(values['data']['spec'])}"), out, "student", device, data_dir
+    )
+    _report_model(pipeline, "student")
+
+
+def distill(
+    teacher: Annotated[
+        str, typer.Option("--teacher", help="A model's name, a run, or a folder with model.json.")
+    ] = "vit_b16",
+    teacher_weights: Annotated[
+        str | None, typer.Option("--teacher-weights", help="pretrained, none (trained here), or a file.")
+    ] = None,
+    student: Annotated[str, typer.Option("--student", help="A model's name.")] = "vit_ti16",
+    data: options.Data = None,
+    out: options.Out = None,
+    seed: options.Seed = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    image_size: options.ImageSize = None,
+    skip_bad_images: options.SkipBad = False,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Distil a teacher into a small student. A teacher without weights is trained first."""
+    values = _base(data, seed, image_size, skip_bad_images)
+    values["teacher"] = _part(teacher, teacher_weights, epochs, batch_size)
+    if values["teacher"]["model"].get("weights", "none") not in ("none", "pretrained"):
+        values["teacher"]["training"] = None
+    values["student"] = _part(student, None, epochs, batch_size)
+    name = f"{_label(teacher)}-{_label(student)}-{_label(values['data']['spec'])}"
+    pipeline = _run(_recipe(values, name), out, "student", device, data_dir)
+    _report_model(pipeline, "teacher")
+    _report_model(pipeline, "student")
+
+
+def quantize(
+    model: options.Model = None,
+    data: options.Data = None,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Quantize a student to int8, calibrated on its training images."""
+    pipeline = _continue(model, data, "int8", device, data_dir)
+    typer.echo(f"int8 model: {pipeline.done['int8']}")
+
+
+def reference(
+    model: options.Model = None,
+    data: options.Data = None,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Take the float reference: the student's logits on the gate's images, in PyTorch, on a GPU where there is one."""
+    pipeline = _continue(model, data, "reference", device, data_dir)
+    metrics = pipeline.metrics("reference")
+    typer.echo(f"reference: {pipeline.done['reference'] / 'evaluation'}")
+    typer.echo(f"top-1 {metrics['student_top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms")
+
+
+def export(
+    target: Annotated[list[str], typer.Option("--target", help="A runtime, a device profile, or `all`; repeatable.")],
+    model: options.Model = None,
+    data: options.Data = None,
+    device: options.Device = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Export a bundle per target: quantizes first where that has not been done."""
+    names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
+    pipeline = _continue(model, data, "export", device, data_dir, targets=names)
+    for name in pipeline.only or ():
+        typer.echo(f"bundle: {pipeline.done[f'export/{name}'] / 'bundle'}")
+
+
+def models(
+    query: Annotated[str, typer.Argument(help="Part of a name.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List the architectures that can be teacher or student."""
+    from vit_edge.models import zoo
+
+    rows = [row for row in zoo.listing() if query.lower() in row.name.lower()]
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    for row in rows:
+        typer.echo("\t".join(str(cell) for cell in vars(row).values()))
+
+
+def pipelines() -> None:
+    """List the recipes that come with vit-edge."""
+    from vit_edge import recipe as recipes
+    from vit_edge.shipped import shipped
+
+    for name, path in shipped("pipelines").items():
+        typer.echo(f"{name:24} {recipes.load(path).description}")
+
+
+def _run(
+    recipe: Any, out: Path | None, until: str, device: str | None, data_dir: Path | None, start: str | None = None
+) -> Any:
+    from vit_edge.pipeline import Pipeline
+
+    pipeline = Pipeline(recipe, out or RUNS / recipe.name, device, data_dir)
+    pipeline.run(until, start=start)
+    if not pipeline.ran:
+        typer.echo(f"nothing to do: every stage is finished in {pipeline.folder}", err=True)
+    return pipeline
+
+
+def _finish(pipeline: Any) -> None:
+    """Ledger, verdicts, report; exits with the worst verdict of the targets that the recipe requires."""
+    from vit_edge.stages import summary
+
+    raise typer.Exit(summary.write_and_print(pipeline))
+
+
+def _continue(
+    model: str | None,
+    data: str | None,
+    until: str,
+    device: str | None,
+    data_dir: Path | None,
+    targets: list[str] | None = None,
+) -> Any:
+    """Goes on from a run, or from a model's folder, up to `until`."""
+    from vit_edge import recipe as recipes
+    from vit_edge import target as profiles
+    from vit_edge.pipeline import Pipeline
+
+    folder = Path(model) if model else _newest_run()
+    if (folder / "recipe.yaml").is_file():
+        recipe = recipes.load(folder / "recipe.yaml")
+        if data is not None and data != recipe.data.spec:
+            from vit_edge.errors import UserError
+
+            raise UserError(f"the run {folder} was made from {recipe.data.spec}, not from {data}", "leave --data out")
+    else:
+        values = _base(data, None, None, False)
+        values |= {
+            "teacher": None,
+            "student": _part(str(folder), None, None, None) | {"training": None, "distillation": None},
+        }
+        recipe = _recipe(values, f"{_label(str(folder))}-{_label(values['data']['spec'])}")
+        folder = RUNS / recipe.name
+    typer.echo(f"run: {folder}", err=True)
+    only = None
+    if targets is not None:
+        only = tuple(profiles.load(name).name for name in targets)
+        asked = [recipes.TargetRequest(name=name) for name in targets]
+        known = {profiles.load(request.name).name for request in recipe.targets}
+        added = tuple(request for request in asked if profiles.load(request.name).name not in known)
+        recipe = recipe.model_copy(update={"targets": recipe.targets + added})
+    pipeline = Pipeline(recipe, folder, device, data_dir, only=only)
+    pipeline.run(until)
+    return pipeline
+
+
+def _newest_run() -> Path:
+    from vit_edge.errors import UserError
+
+    found = sorted(RUNS.glob("*/recipe.yaml"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(
+            f"there is no run in {RUNS}/ to go on from",
+            "make one with `vit-edge distill`, or name a model with --model",
+        )
+    return found[-1].parent
+
+
+def _recipe_path(name: str) -> Path:
+    from vit_edge.errors import unknown
+    from vit_edge.shipped import shipped
+
+    if name.endswith((".yaml", ".yml")) and Path(name).exists():
+        return Path(name)
+    known = shipped("pipelines")
+    stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
+    if stem not in known:
+        raise unknown("recipe", name, known)
+    return known[stem]
+
+
+def _base(data: str | None, seed: int | None, image_size: int | None, skip_bad_images: bool) -> dict[str, Any]:
+    from vit_edge.recipe import DataConfig
+
+    given: dict[str, Any] = {"spec": data or DataConfig().spec}
+    if image_size is not None:
+        given["image_size"] = image_size
+    if skip_bad_images:
+        given["skip_bad_images"] = True
+    return {"data": given} | ({} if seed is None else {"seed": seed})
+
+
+def _part(model: str, weights: str | None, epochs: int | None, batch_size: int | None) -> dict[str, Any]:
+    """The recipe's teacher or student: a model by name, or one that a run or a folder holds."""
+    training = {key: value for key, value in (("epochs", epochs), ("batch_size", batch_size)) if value is not None}
+    part: dict[str, Any] = {"model": _model(model)}
+    if weights is not None:
+        part["model"]["weights"] = weights
+    return part | ({"training": training} if training else {})
+
+
+def _model(name: str) -> dict[str, Any]:
+    folder = Path(name)
+    found = next(
+        (inner for inner in (folder, folder / "student", folder / "teacher") if (inner / "model.json").is_file()), None
+    )
+    if found is None:
+        return {"name": name}
+    from vit_edge.models.card import read_card
+
+    return read_card(found).model.model_dump(mode="json") | {"weights": str(found / "model.safetensors")}
+
+
+def _recipe(values: dict[str, Any], name: str) -> Any:
+    from vit_edge.recipe import Recipe
+    from vit_edge.settings import parse
+
+    return parse(Recipe, {"name": name} | values, "command line")
+
+
+def _label(text: str) -> str:
+    return Path(text.rstrip("/").replace(":", "/")).name
+
+
+def _report_model(pipeline: Any, stage: str) -> None:
+    if stage not in pipeline.done:
+        return
+    top1 = pipeline.metrics(stage).get("tune_top1")
+    measured = f", top-1 {top1:.4f} on the tune split" if top1 is not None else ""
+    typer.echo(f"{stage}: {pipeline.done[stage]}{measured}")

@@ -1,0 +1,26 @@
+"""Options that several commands share. Their defaults stand in vit_edge/recipe.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: runs/NAME.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of everything random.")]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Where torch computes: cuda, mps or cpu; default: the best there is.")
+]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs of every training in this command.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Images of a training step.")]
+ImageSize = Annotated[int | None, typer.Option("--image-size", min=1, help="Side of the input in pixels.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder that named data sets are kept in.")]
+Data = Annotated[str | None, typer.Option("--data", help="digits, fashion-mnist, cifar10, cifar100 or folder:PATH.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and count them.")
+]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the recipe; repeatable.")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="A run, or a folder with model.json; default: the newest run.")
+]

@@ -1,0 +1,59 @@
+"""The images that a run works on: a data set, its splits, and the side of the shared training view."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vit_edge.data import datasets
+from vit_edge.data.datasets import DataSet
+from vit_edge.data.splits import Splits, split
+from vit_edge.preprocess import Preprocessing
+from vit_edge.recipe import DataConfig
+
+
+@dataclass(frozen=True)
+class Material:
+    data: DataSet
+    splits: Splits
+    image_size: int
+
+    @property
+    def classes(self) -> list[str]:
+        return self.data.classes
+
+    @property
+    def view(self) -> Preprocessing:
+        """How an image becomes the training view that teacher and student share, before augmentation."""
+        return Preprocessing(image_size=self.image_size)
+
+    def tune(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 (N, H, W, 3) and labels int64 (N,) of the tune split."""
+        return self._prepared("train", self.splits.tune, preprocessing)
+
+    def calibration(self, preprocessing: Preprocessing) -> np.ndarray:
+        """Images uint8 (N, H, W, 3) of the calibration split, a part of train."""
+        return self._prepared("train", self.splits.calibration, preprocessing)[0]
+
+    def gate(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 (N, H, W, 3) and labels int64 (N,) of the gate split."""
+        return self._prepared("gate", self.splits.gate, preprocessing)
+
+    def gate_names(self) -> list[str]:
+        return [self.data.gate.names[int(i)] for i in self.splits.gate]
+
+    def summary(self) -> dict[str, int]:
+        """How many images each split holds."""
+        return {name: len(getattr(self.splits, name)) for name in ("train", "tune", "calibration", "gate")}
+
+    def _prepared(self, side: str, indices: np.ndarray, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
+        images = self.data.train if side == "train" else self.data.gate
+        pixels_NHWC = preprocessing.prepare_all(images.image(int(i)) for i in indices)
+        return pixels_NHWC, images.labels_N[indices]
+
+
+def load(config: DataConfig, image_size: int, data_dir: Path | None) -> Material:
+    """Reads the data set that `config` names and splits it."""
+    source = datasets.find(config.spec, data_dir, split_seed=config.split_seed, skip_bad_images=config.skip_bad_images)
+    data = source.load()
+    return Material(data, split(len(data.train), len(data.gate), config), image_size)

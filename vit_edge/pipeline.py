@@ -1,0 +1,269 @@
+"""The stages in order: what each reads, what decides its result, and which of them have to run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vit_edge import recipe as recipes
+from vit_edge import target as targets
+from vit_edge.data import datasets
+from vit_edge.errors import unknown
+from vit_edge.models.card import read_card
+from vit_edge.progress import say
+from vit_edge.recipe import Recipe, reduction
+from vit_edge.store import Plan, RunFolder, digest_and_size, processor_name, verify, versions
+
+STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
+STAGE_VERSIONS = {"teacher": 1, "student": 1, "reference": 1, "int8": 1, "export": 1, "gate": 1}
+"""Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
+
+RECIPE = "recipe.yaml"
+TOKENS_PER_SIDE = 4
+RUNTIME_PACKAGES = {
+    "onnxruntime": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "tensorrt": ("tensorrt", "tensorrt-rtx-cu13-bindings"),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of one run: its plan, and how to run it into a folder."""
+
+    plan: Plan
+    run: Callable[[Path], dict[str, Any]]
+
+
+@dataclass
+class Pipeline:
+    """A recipe in a run folder.
+
+    device: where torch computes, None: Accelerate's choice. only: names of the targets to export
+    and gate, None: all of the recipe's.
+    """
+
+    recipe: Recipe
+    folder: Path
+    device: str | None = None
+    data_dir: Path | None = None
+    only: tuple[str, ...] | None = None
+    done: dict[str, Path] = field(default_factory=dict)
+    plans: dict[str, Plan] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
+
+    def run(self, until: str = "gate", *, start: str | None = None) -> None:
+        """Runs the stages up to `until` that are not finished yet; those from `start` on are redone in any case."""
+        for name in (until, start or until):
+            if name not in STAGES:
+                raise unknown("stage", name, STAGES)
+        store = RunFolder(self.folder)
+        with store.locked():
+            self._write_recipe()
+            for stage in STAGES[: STAGES.index(until) + 1]:
+                redo = start is not None and STAGES.index(stage) >= STAGES.index(start)
+                for step in self._steps(stage):
+                    self._do(store, step, redo)
+
+    def metrics(self, stage: str) -> dict[str, Any]:
+        """What a finished stage measured."""
+        return RunFolder(self.folder).record(stage).get("metrics", {})
+
+    def _do(self, store: RunFolder, step: Step, redo: bool) -> None:
+        name = step.plan.stage
+        found = None if redo else store.find(step.plan)
+        if found is None:
+            for source in step.plan.inputs:
+                verify(self.done[source])
+            say(f"{name}: running")
+            started = time.monotonic()
+            partial = store.begin(step.plan)
+            metrics = step.run(partial)
+            seconds = time.monotonic() - started
+            found = store.finish(step.plan, metrics, seconds)
+            self.ran.append(name)
+            say(f"{name}: done in {seconds:.0f} s")
+        self.done[name] = found
+        self.plans[name] = step.plan
+
+    def _steps(self, stage: str) -> list[Step]:
+        if stage == "teacher":
+            return [self._teacher()] if self.recipe.teacher is not None else []
+        if stage in ("export", "gate"):
+            make = self._export if stage == "export" else self._gate
+            requests = self.recipe.targets
+            return [make(r) for r in requests if self.only is None or targets.load(r.name).name in self.only]
+        return [{"student": self._student, "reference": self._reference, "int8": self._int8}[stage]()]
+
+    def _teacher(self) -> Step:
+        config = self.recipe.teacher
+        assert config is not None
+
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import teacher
+
+            return teacher.run(folder, recipe=self.recipe, material=self.material, device=self.device)
+
+        settings = self._training_settings(config.model) | {"teacher": _plain(config)}
+        return Step(self._plan("teacher", settings, data=self._train_data), run)
+
+    def _student(self) -> Step:
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import student
+
+            teacher = self.done.get("teacher")
+            return student.run(folder, recipe=self.recipe, material=self.material, teacher=teacher, device=self.device)
+
+        settings = self._training_settings(self.recipe.student.model) | {"student": _plain(self.recipe.student)}
+        return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._train_data), run)
+
+    def _reference(self) -> Step:
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import reference
+
+            return reference.run(
+                folder,
+                student=self.done["student"],
+                teacher=self.done.get("teacher"),
+                material=self.material,
+                device=self.device,
+            )
+
+        settings = {"split_seed": self.recipe.data.split_seed, "device": self.device}
+        inputs = ("student", *self._present("teacher"))
+        return Step(self._plan("reference", settings, inputs=inputs, data=self._gate_data), run)
+
+    def _int8(self) -> Step:
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import int8
+
+            student = self.done["student"]
+            images_NHWC = self.material.calibration(read_card(student).preprocessing)
+            return int8.run(folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8)
+
+        data = self.recipe.data
+        settings = {"int8": _plain(self.recipe.int8), "images": data.calibration_images, "splits": self._splits()}
+        decisive = versions("torch", "torchao", "onnx", "onnxscript")
+        return Step(self._plan("int8", settings, inputs=("student",), data=self._train_data, versions=decisive), run)
+
+    def _export(self, request: recipes.TargetRequest) -> Step:
+        target = targets.load(request.name)
+        limits = self._limits(request)
+
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import export
+
+            return export.run(
+                folder,
+                student=self.done["student"],
+                int8=self.done["int8"],
+                evaluation=self.done["reference"] / "evaluation",
+                target=target,
+                limits=limits,
+                provenance=self._provenance(),
+            )
+
+        settings = {"target": _plain(target), "limits": _plain(limits)}
+        decisive = versions("torch", "onnx", *RUNTIME_PACKAGES[target.runtime])
+        inputs = ("student", "reference", "int8")
+        return Step(self._plan(f"export/{target.name}", settings, inputs=inputs, versions=decisive), run)
+
+    def _gate(self, request: recipes.TargetRequest) -> Step:
+        target = targets.load(request.name)
+
+        def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.stages import gate
+
+            return gate.run(folder, bundle=self.done[f"export/{target.name}"] / "bundle", limits=self._limits(request))
+
+        decisive = versions(*RUNTIME_PACKAGES[target.runtime]) | {
+            "device": processor_name(),
+            "driver": _nvidia_driver(),
+        }
+        settings = {"limits": _plain(self._limits(request))}
+        return Step(
+            self._plan(f"gate/{target.name}", settings, inputs=(f"export/{target.name}",), versions=decisive), run
+        )
+
+    def _plan(
+        self, stage: str, config: dict[str, Any], *, inputs: tuple[str, ...] = (), data: str | None = None,
+        versions: dict[str, str] | None = None,
+    ) -> Plan:  # fmt: skip
+        version = STAGE_VERSIONS[stage.partition("/")[0]]
+        fingerprints = {name: self.plans[name].fingerprint for name in inputs}
+        return Plan(stage, version, config, fingerprints, data, versions or {})
+
+    def _present(self, stage: str) -> tuple[str, ...]:
+        return (stage,) if stage in self.plans else ()
+
+    def _training_settings(self, model: recipes.ModelConfig) -> dict[str, Any]:
+        weights = Path(model.weights)
+        digest = digest_and_size(weights) if weights.is_file() else None
+        common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self._splits()}
+        return common | {"weights": digest}
+
+    def _splits(self) -> dict[str, Any]:
+        data = self.recipe.data
+        shares = {"split_seed": data.split_seed, "tune_fraction": data.tune_fraction, "train_images": data.train_images}
+        return shares | {"image_size": self.image_size, "skip_bad_images": data.skip_bad_images}
+
+    def _limits(self, request: recipes.TargetRequest) -> recipes.Limits:
+        """The recipe's limits with the target's own latency limits laid over them."""
+        own = {key: value for key, value in _plain(request.limits).items() if value is not None}
+        return self.recipe.gate.model_copy(update=own)
+
+    def _provenance(self) -> dict[str, Any]:
+        plans = {name: plan.fingerprint for name, plan in self.plans.items() if "/" not in name}
+        return {"recipe": _plain(self.recipe), "data": self.recipe.data.spec, "stages": plans}
+
+    @cached_property
+    def source(self) -> datasets.Source:
+        data = self.recipe.data
+        return datasets.find(data.spec, self.data_dir, split_seed=data.split_seed, skip_bad_images=data.skip_bad_images)
+
+    @cached_property
+    def _train_data(self) -> str:
+        return self.source.train_fingerprint()
+
+    @cached_property
+    def _gate_data(self) -> str:
+        return self.source.gate_fingerprint()
+
+    @cached_property
+    def image_size(self) -> int:
+        """The recipe's, or the data set's own side, enlarged to what the patches divide and to 4×4 tokens at least."""
+        if self.recipe.data.image_size is not None:
+            return self.recipe.data.image_size
+        models = [self.recipe.student.model] + ([self.recipe.teacher.model] if self.recipe.teacher else [])
+        step = lcm(*(reduction(model) for model in models))
+        return step * max(TOKENS_PER_SIDE, -(-self.source.native_size // step))
+
+    @cached_property
+    def material(self) -> Any:
+        """The images and their splits, read when the first stage needs them."""
+        from vit_edge.data import material
+
+        found = material.load(self.recipe.data, self.image_size, self.data_dir)
+        counts = ", ".join(f"{count} {name}" for name, count in found.summary().items())
+        say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes at {self.image_size} px: {counts}")
+        return found
+
+    def _write_recipe(self) -> None:
+        text = yaml.safe_dump(_plain(self.recipe), sort_keys=False, allow_unicode=True)
+        (self.folder / RECIPE).write_text(text, encoding="utf-8")
+
+
+def _plain(settings: Any) -> dict[str, Any]:
+    return settings.model_dump(mode="json")
+
+
+def _nvidia_driver() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return "none"
