@@ -157,12 +157,12 @@ class VisionTransformer(nn.Module):
         return (logits_BK, distilled_BK) if self.training else (logits_BK + distilled_BK) / 2
 
     def _initialise(self) -> None:
-        linears = [m for m in (*self.blocks.modules(), *self.pre_logits.modules()) if isinstance(m, nn.Linear)]
-        heads = [head for head in (self.head, self.head_dist) if head is not None]
-        for layer in (self.patch_embed.proj, *linears, *heads):
-            nn.init.trunc_normal_(layer.weight, std=SIGMA)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        stem = set(self.patch_embed.backbone.modules()) if self.patch_embed.backbone is not None else set()
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d) and module not in stem:
+                nn.init.trunc_normal_(module.weight, std=SIGMA)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         for parameter in (self.cls_token, self.dist_token, self.reg_token, self.pos_embed):
             if parameter is not None:
                 nn.init.trunc_normal_(parameter, std=SIGMA)

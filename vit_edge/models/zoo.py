@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vit_edge.errors import UserError, unknown
+from vit_edge.models import layouts, weight_files
+from vit_edge.models.card import CARD, read_card
 from vit_edge.models.vit import ConvStem, VisionTransformer, ViTConfig
 from vit_edge.preprocess import RESAMPLING, Preprocessing
 from vit_edge.recipe import ModelConfig
@@ -50,6 +53,9 @@ PUBLISHED_AS = {
     "deit_b16": "deit_base_distilled_patch16_224",
     RESNET_HYBRID: "vit_base_r50_s16_384",
 }
+# Whose preprocessing a file for one of our unpublished names is given.
+SIBLING = "vit_base_patch16_224"
+HALF = (0.5, 0.5, 0.5)
 GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout")
 
 
@@ -107,7 +113,7 @@ def native_image_size(config: ModelConfig) -> int:
     check_name(config.name)
     if config.name in OURS and (config.weights == "none" or config.name not in PUBLISHED_AS):
         return OURS[config.name].image_size
-    return _published_config(PUBLISHED_AS.get(config.name, config.name)).input_size[-1]
+    return published_config(PUBLISHED_AS.get(config.name, config.name)).input_size[-1]
 
 
 def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
@@ -144,22 +150,39 @@ def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
 def preprocessing(config: ModelConfig, image_size: int) -> Preprocessing:
     """How the model's images are prepared.
 
-    timm's published mean, std and interpolation for its names and for published weights of ours; 0.5 and 0.5 for our
-    own from scratch. The published centre crop only with weights: images to train on from scratch are taken whole.
+    Weights in a folder that vit-edge wrote bring their own. Else timm's published mean, std and interpolation for its
+    names and for our names with weights, corrected where a file's layout tells another normalisation; 0.5 and 0.5 for
+    ours from scratch. The published centre crop only with weights: images to train on from scratch are taken whole.
     """
     check_name(config.name)
-    published = PUBLISHED_AS.get(config.name) if config.weights != "none" else None
-    name = config.name if config.name not in OURS else published
-    if name is None:
+    path = None if config.weights in ("none", "pretrained") else Path(config.weights)
+    folder = None if path is None else path if path.is_dir() else path.parent
+    if folder is not None and (folder / CARD).is_file():
+        return read_card(folder).preprocessing.model_copy(update={"image_size": image_size})
+    name = PUBLISHED_AS.get(config.name, SIBLING) if config.name in OURS else config.name
+    if config.name in OURS and config.weights == "none":
         return Preprocessing(image_size=image_size)
-    found = _published_config(name)
+    published = published_config(name)
+    mean, std = published.mean, published.std
+    if path is not None and config.name in OURS:
+        mean, std = _normalisation_of(path, mean, std)
     return Preprocessing(
         image_size=image_size,
-        crop=1.0 if config.weights == "none" else found.crop_pct,
-        interpolation=found.interpolation if found.interpolation in RESAMPLING else "bicubic",
-        mean=found.mean,
-        std=found.std,
+        crop=1.0 if config.weights == "none" else published.crop_pct,
+        interpolation=published.interpolation if published.interpolation in RESAMPLING else "bicubic",
+        mean=mean,
+        std=std,
     )
+
+
+def _normalisation_of(path: Path, mean: Any, std: Any) -> tuple[Any, Any]:
+    """Mean and deviation of the system whose layout the file is in; the given ones where it does not tell."""
+    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+
+    imagenet = layouts.canonical(weight_files.read(path, lambda _: None)).imagenet_normalisation
+    if imagenet is None:
+        return mean, std
+    return (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if imagenet else (HALF, HALF)
 
 
 def _create_ours(config: ModelConfig, classes: int, image_size: int) -> VisionTransformer:
@@ -180,7 +203,7 @@ def _create_timm(config: ModelConfig, classes: int, image_size: int) -> nn.Modul
     options: dict[str, Any] = {"num_classes": classes}
     if config.drop_path:
         options["drop_path_rate"] = config.drop_path
-    published = _published_config(config.name)
+    published = published_config(config.name)
     if published.fixed_input_size and image_size != published.input_size[-1]:
         options["img_size"] = image_size
     try:
@@ -246,7 +269,7 @@ def _listed(name: str) -> Listed:
     return Listed(name, family, sum(p.numel() for p in model.parameters()), image_size)
 
 
-def _published_config(name: str) -> Any:
+def published_config(name: str) -> Any:
     """timm's PretrainedCfg: mean, std, crop_pct, interpolation, input_size, fixed_input_size."""
     import timm
 

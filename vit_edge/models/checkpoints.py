@@ -1,0 +1,202 @@
+"""Weights of any origin into a backbone: nothing is dropped, replaced or resampled without being said.
+
+B batch, T tokens, N patches, D width, K classes.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vit_edge.errors import UserError
+from vit_edge.models import hub, layouts, weight_files, zoo
+from vit_edge.models.layouts import Layout, Tensors
+from vit_edge.models.vit import VisionTransformer, resample_positions
+from vit_edge.recipe import ModelConfig
+
+Say = Callable[[str], None]
+Role = Literal["teacher", "student", "finetune"]
+NAMES_SHOWN = 6
+FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, TypeError)
+
+
+def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, classes: int, role: Role, say: Say) -> None:
+    """Loads `source` into `backbone`, which `zoo.create(config, classes, …)` made.
+
+    source: "pretrained" (the published weights, from the hub or its cache), or a file: safetensors, a torch pickle,
+    a JAX archive, in the layout of timm, DeiT, torchvision, transformers, JAX, MAE, DINO or DINOv2.
+    role: a teacher is used as it is, so its head must have the K classes; a student or a model to fine-tune gets a
+    new head of zeros when it has not. say: told every choice in one line.
+    Raises UserError when the weights cannot be had, are not whole, or are another architecture's.
+    """
+    path = hub.fetch(config.name, say) if source == "pretrained" else Path(source)
+    layout = layouts.canonical(weight_files.read(path, say))
+    if layout.left_out:
+        say(f"left out of {path}, no part of the encoder or its head: {_some(layout.left_out)}")
+    tensors = _translated(layout, backbone, config, path, say)
+    if isinstance(backbone, VisionTransformer):
+        tensors = _fitted(tensors, backbone, say)
+    tensors = _with_head(tensors, backbone, classes, role, path, say)
+    _check(tensors, backbone, config, path)
+    backbone.load_state_dict(tensors)
+    say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
+
+
+def _translated(layout: Layout, backbone: nn.Module, config: ModelConfig, path: Path, say: Say) -> Tensors:
+    """Through timm's own filter for its architectures, when the names or shapes are not already theirs."""
+    adapt = getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None)
+    if adapt is None or _shapes(layout.tensors) == _shapes(backbone.state_dict()):
+        return layout.tensors
+    try:
+        adapted: Tensors = dict(adapt(_for_timm(layout), backbone))
+    except FILTER_ERRORS as err:
+        raise UserError(
+            f"{path} does not hold weights of {config.name}: {type(err).__name__} {err}",
+            "give the name of the architecture that the file was saved from",
+        ) from err
+    before = _shapes(layout.original)
+    resampled = [key for key, tensor in adapted.items() if before.get(key, tensor.shape) != tensor.shape]
+    if resampled:
+        say(f"timm resampled for this geometry: {_some(resampled)}: fine-tune at it")
+    return adapted
+
+
+def _for_timm(layout: Layout) -> Tensors:
+    """What timm's filters translate themselves: its own and the self-supervised layouts (told by their mask token)."""
+    if layout.name in layouts.FOREIGN:
+        return dict(layout.tensors)
+    dropped = set(layout.left_out) - {"mask_token"}
+    return {key: tensor for key, tensor in layout.original.items() if key not in dropped}
+
+
+def _fitted(tensors: Tensors, backbone: VisionTransformer, say: Say) -> Tensors:
+    """Exact rewrites into our form of the ViT, and positions for its resolution."""
+    tensors = _fold_layer_scale(tensors, backbone, say)
+    if isinstance(backbone.fc_norm, nn.LayerNorm) and "fc_norm.weight" not in tensors:
+        moved = {key: key.replace("norm.", "fc_norm.", 1) for key in tensors if re.match(r"norm\.", key)}
+        if moved:
+            say("the final norm, trained before the readout, is used after the mean of the patches: fine-tune it")
+        tensors = {moved.get(key, key): tensor for key, tensor in tensors.items()}
+    if "pos_embed" in tensors:
+        tensors = {**tensors, "pos_embed": _positions(tensors, backbone, say)}
+    return tensors
+
+
+def _fold_layer_scale(tensors: Tensors, backbone: VisionTransformer, say: Say) -> Tensors:
+    """LayerScale's factors multiplied into the linear layer before each: the same function, without the extra step."""
+    gammas = [key for key in tensors if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", key)]
+    if not gammas or backbone.config.layer_scale is not None:
+        return tensors
+    folded = dict(tensors)
+    for key in gammas:
+        gamma_D = folded.pop(key)
+        linear = key.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
+        if f"{linear}.weight" in folded:
+            folded[f"{linear}.weight"] = folded[f"{linear}.weight"] * gamma_D[:, None]
+            folded[f"{linear}.bias"] = folded[f"{linear}.bias"] * gamma_D
+    say("folded LayerScale into the layers before it (exact)")
+    return folded
+
+
+def _positions(tensors: Tensors, backbone: VisionTransformer, say: Say) -> Tensor:
+    """The file's positions for the backbone's tokens: for prefix tokens without a position zeros, resampled patches."""
+    pos_embed_1TD = tensors["pos_embed"]
+    prefix = backbone.pos_embed.shape[1] - backbone.patch_embed.patches
+    if pos_embed_1TD.ndim != 3 or pos_embed_1TD.shape[-1] != backbone.config.width:
+        return pos_embed_1TD
+    if prefix and _is_square(pos_embed_1TD.shape[1]) and not _is_square(pos_embed_1TD.shape[1] - prefix):
+        pos_embed_1TD = torch.cat([pos_embed_1TD.new_zeros(1, prefix, pos_embed_1TD.shape[-1]), pos_embed_1TD], dim=1)
+    patches, (rows, columns) = pos_embed_1TD.shape[1] - prefix, backbone.patch_embed.grid
+    if patches == rows * columns or not _is_square(patches):
+        return pos_embed_1TD
+    side = round(patches**0.5)
+    say(f"positions resampled from {side}×{side} to {rows}×{columns} patches (bicubic): fine-tune at this resolution")
+    return resample_positions(pos_embed_1TD, (rows, columns), prefix)
+
+
+def _with_head(tensors: Tensors, backbone: nn.Module, classes: int, role: Role, path: Path, say: Say) -> Tensors:
+    """The tensors with a head for `classes` classes: the file's own, or a new one."""
+    expected = backbone.state_dict()
+    heads = _head_names(backbone)
+    misfits = [key for key in heads if key not in tensors or tensors[key].shape != expected[key].shape]
+    if not misfits:
+        return tensors
+    found = [tensors[key].shape[0] for key in heads[:1] if key in tensors]
+    has = f"a head for {found[0]} classes ({_shape(tensors[heads[0]])})" if found else "no head"
+    if role == "teacher":
+        raise UserError(
+            f"{path} has {has}, expected one for {classes} classes",
+            "fine-tune the teacher on this data (give it training), or use weights that were trained on these classes",
+        )
+    say(f"{path} has {has}: replaced by a new one for {classes} classes, to be trained")
+    dropped = [*heads, *(key for key in tensors if key.startswith("pre_logits.") and key not in expected)]
+    kept = {key: tensor for key, tensor in tensors.items() if key not in dropped}
+    return {**kept, **{key: torch.zeros_like(expected[key]) for key in heads}}
+
+
+def _head_names(backbone: nn.Module) -> list[str]:
+    """The names of the classification heads' parameters."""
+    if isinstance(backbone, VisionTransformer):
+        modules = ["head"] if backbone.head_dist is None else ["head", "head_dist"]
+    else:
+        named: Any = getattr(backbone, "pretrained_cfg", {}).get("classifier") or []
+        modules = [named] if isinstance(named, str) else list(named)
+    return [key for key in backbone.state_dict() if key.rpartition(".")[0] in modules]
+
+
+def _check(tensors: Tensors, backbone: nn.Module, config: ModelConfig, path: Path) -> None:
+    """Every tensor has its place and shape, and every place its tensor, all finite."""
+    expected = backbone.state_dict()
+    wrong = [
+        f"{key} {_shape(tensors[key])}, expected {_shape(expected[key])}"
+        for key in tensors
+        if key in expected and tensors[key].shape != expected[key].shape
+    ]
+    complaints = {
+        "no place for": [key for key in tensors if key not in expected],
+        "nothing for": [key for key in expected if key not in tensors],
+        "another shape:": wrong,
+    }
+    found = [f"{what} {_some(names)}" for what, names in complaints.items() if names]
+    if found:
+        raise UserError(f"{path} does not fit {config.name}: {'; '.join(found)}", _advice(tensors, config))
+    broken = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if broken:
+        raise UserError(f"{path} holds NaN or infinite weights: {_some(broken)}", "use an earlier checkpoint")
+
+
+def _advice(tensors: Tensors, config: ModelConfig) -> str:
+    """The name and geometry that the file seems to be of."""
+    projection = tensors.get("patch_embed.proj.weight")
+    depth = len({key.split(".")[1] for key in tensors if re.match(r"blocks\.\d+\.", key)})
+    if projection is None or projection.ndim != 4 or not depth:
+        return "give the name of the architecture that the file was saved from"
+    width, patch_size = projection.shape[0], projection.shape[-1]
+    family = "deit" if "dist_token" in tensors else "vit"
+    for name, geometry in zoo.OURS.items():
+        if name.startswith(family) and (geometry.width, geometry.depth) == (width, depth):
+            patch = "" if geometry.patch_size == patch_size else f" with patch_size {patch_size}"
+            if (name, patch_size) != (config.name, config.patch_size or geometry.patch_size) and not patch:
+                return f"the file holds a {name}: use that name"
+    return f"the file holds a ViT of width {width}, depth {depth}, patch_size {patch_size}: give that geometry"
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {key: tensor.shape for key, tensor in tensors.items()}
+
+
+def _shape(tensor: Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "scalar"
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and round(count**0.5) ** 2 == count
+
+
+def _some(names: list[str] | tuple[str, ...]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN} more"

@@ -1,0 +1,67 @@
+"""Published weights: found through timm's register, fetched from its hub or taken from the local cache."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+from vit_edge.errors import UserError
+from vit_edge.models import zoo
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+CONNECT_SECONDS = 5.0
+FROM_A_FILE = "give a file that you have with --weights FILE, or train from scratch with --weights none"
+
+
+def fetch(name: str, say: Callable[[str], None]) -> Path:
+    """The file with the published weights of the model called `name`.
+
+    Raises UserError when none are published or they cannot be fetched.
+    """
+    published = zoo.PUBLISHED_AS.get(name, name)
+    config = None if published in zoo.OURS else zoo.published_config(published)
+    if config is None or not config.hf_hub_id:
+        raise UserError(f"no published weights of {name} are known", f"{FROM_A_FILE}, or use a model that has them")
+    repository = config.hf_hub_id
+    files = (config.hf_hub_filename,) if config.hf_hub_filename else FILES
+    cached = [try_to_load_from_cache(repository, file) for file in files]
+    for path in cached:
+        if isinstance(path, str):
+            return Path(path)
+    _check_reachable(repository)
+    say(f"fetching the weights {repository}")
+    return _download(repository, files)
+
+
+def _download(repository: str, files: tuple[str, ...]) -> Path:
+    try:
+        for file in files[:-1]:
+            try:
+                return Path(hf_hub_download(repository, file))
+            except LocalEntryNotFoundError:
+                raise
+            except EntryNotFoundError:
+                continue
+        return Path(hf_hub_download(repository, files[-1]))
+    except (OSError, HfHubHTTPError, EntryNotFoundError) as err:
+        reason = " ".join(str(err).split()).partition(". ")[0][:200]
+        raise UserError(f"cannot fetch the weights {repository}: {reason}", FROM_A_FILE) from err
+
+
+def _check_reachable(repository: str) -> None:
+    """One quick connection first: the hub's own client tries for most of a minute before it gives up."""
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"the weights {repository} are not in the cache, and HF_HUB_OFFLINE is set", FROM_A_FILE)
+    address = urlsplit(constants.ENDPOINT)
+    if address.scheme in getproxies():
+        return
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError as err:
+        reason = err.strerror or str(err)
+        raise UserError(f"cannot reach {address.hostname} for the weights {repository}: {reason}", FROM_A_FILE) from err
