@@ -70,6 +70,18 @@ class Pipeline:
                 for step in self._steps(stage):
                     self._do(store, step, redo)
 
+    @property
+    def target_names(self) -> list[str]:
+        """Names of the profiles that are exported to and gated, in the recipe's order."""
+        names = [targets.load(request.name).name for request in self.recipe.targets]
+        return [name for name in names if self.only is None or name in self.only]
+
+    @property
+    def required_names(self) -> list[str]:
+        """Those whose verdicts count."""
+        required = {targets.load(request.name).name for request in self.recipe.targets if request.required}
+        return [name for name in self.target_names if name in required]
+
     def metrics(self, stage: str) -> dict[str, Any]:
         """What a finished stage measured."""
         return RunFolder(self.folder).record(stage).get("metrics", {})
@@ -96,8 +108,8 @@ class Pipeline:
             return [self._teacher()] if self.recipe.teacher is not None else []
         if stage in ("export", "gate"):
             make = self._export if stage == "export" else self._gate
-            requests = self.recipe.targets
-            return [make(r) for r in requests if self.only is None or targets.load(r.name).name in self.only]
+            requests = {targets.load(request.name).name: request for request in self.recipe.targets}
+            return [make(requests[name]) for name in self.target_names]
         return [{"student": self._student, "reference": self._reference, "int8": self._int8}[stage]()]
 
     def _teacher(self) -> Step:

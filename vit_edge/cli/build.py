@@ -103,7 +103,7 @@ def reference(
     pipeline = _continue(model, data, "reference", device, data_dir)
     metrics = pipeline.metrics("reference")
     typer.echo(f"reference: {pipeline.done['reference'] / 'evaluation'}")
-    typer.echo(f"top-1 {metrics['student_top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms")
+    typer.echo(f"top-1 {metrics['student']['top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms")
 
 
 def export(

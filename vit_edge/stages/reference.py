@@ -14,6 +14,7 @@ import torch
 from vit_edge import evaluation, metrics
 from vit_edge.data.material import Material
 from vit_edge.models import classifier as models
+from vit_edge.models.card import WEIGHTS
 from vit_edge.models.classifier import Classifier
 from vit_edge.progress import progress
 from vit_edge.store import processor_name, versions
@@ -25,7 +26,7 @@ WARMUP, QUERIES = 10, 100
 
 
 def run(folder: Path, *, student: Path, teacher: Path | None, material: Material, device: str | None) -> dict[str, Any]:
-    """Writes evaluation/ and, where there is a teacher, its answers (int64 (N,)); returns both models' top-1."""
+    """Writes evaluation/ and, where there is a teacher, its answers (int64 (N,)); returns both models' top-1 and size."""
     place = accelerator_on(device).device
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -63,7 +64,15 @@ def _teacher(folder: Path, teacher: Path | None, material: Material, place: torc
     images_NHWC, labels_N = material.gate(model.preprocessing)
     answers_N = _logits("teacher's answers", model, images_NHWC, place).argmax(axis=1).astype(np.int64)
     np.save(folder / TEACHER_ANSWERS, answers_N, allow_pickle=False)
-    return {"teacher_top1": float((answers_N == labels_N).mean())}
+    return {"top1": metrics.top1(answers_N, labels_N), "n": len(labels_N)} | _size(model, teacher)
+
+
+def _size(model: Classifier, folder: Path) -> dict[str, int]:
+    return {
+        "parameters": model.parameter_count,
+        "multiply_adds": models.multiply_adds(model, model.image_size),
+        "size_bytes": (folder / WEIGHTS).stat().st_size,
+    }
 
 
 def _logits(label: str, model: Classifier, images_NHWC: np.ndarray, place: torch.device) -> np.ndarray:

@@ -1,0 +1,63 @@
+"""What a run ends with: the ledger, a verdict per target, the report, and the exit code."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_edge import bundle, evaluation, gate, ledger
+from vit_edge.pipeline import Pipeline
+from vit_edge.report import console, html
+from vit_edge.report.schema import Report
+from vit_edge.stages.gate import ANSWERS
+
+REPORT = "report.html"
+TEACHER_ANSWERS = "teacher_answers.npy"
+
+
+def write_and_print(pipeline: Pipeline) -> int:
+    """Writes ledger.json and report.html of a finished run and prints both in short; returns the run's exit code."""
+    reports = {name: _report(pipeline.done[f"gate/{name}"]) for name in pipeline.target_names}
+    found = ledger.Ledger(schema="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)])
+    ledger.write(pipeline.folder, found)
+    page = html.page(reports=list(reports.values()), ledger=found, title=f"vit-edge: {pipeline.recipe.name}")
+    (pipeline.folder / REPORT).write_text(page, encoding="utf-8")
+    console.show_ledger(found)
+    console.show_verdicts(reports.values())
+    console.show_line(f"report: {pipeline.folder / REPORT}")
+    required = [reports[name] for name in pipeline.required_names]
+    return gate.worst_exit_code(report.verdict for report in required)
+
+
+def _torch_rows(pipeline: Pipeline) -> list[ledger.Row]:
+    reference = pipeline.done["reference"]
+    measured, teacher_N = pipeline.metrics("reference"), _teacher_answers(reference)
+    logits_NK = evaluation.read(reference / "evaluation").logits_NK
+    rows = []
+    if measured["teacher"] is not None:
+        rows.append(ledger.torch_row("teacher", answers_N=teacher_N, teacher_N=teacher_N, **measured["teacher"]))
+    p50_ms = measured["latency_ms"]["p50"]
+    student = ledger.torch_row(
+        "student", answers_N=logits_NK.argmax(axis=1), teacher_N=teacher_N, p50_ms=p50_ms, **measured["student"]
+    )
+    return [*rows, student]
+
+
+def _target_rows(pipeline: Pipeline, reports: dict[str, Report]) -> list[ledger.Row]:
+    teacher_N = _teacher_answers(pipeline.done["reference"])
+    rows: list[ledger.Row] = []
+    for name, report in reports.items():
+        model = bundle.read(pipeline.done[f"export/{name}"] / "bundle").manifest.model
+        answers = pipeline.done[f"gate/{name}"] / ANSWERS
+        answers_N = np.load(answers, allow_pickle=False) if answers.exists() else None
+        rows += ledger.gate_rows(report, model, answers_N=answers_N, teacher_N=teacher_N)
+    return rows
+
+
+def _report(folder: Path) -> Report:
+    return Report.model_validate_json((folder / "gate.json").read_bytes())
+
+
+def _teacher_answers(reference: Path) -> Any:
+    path = reference / TEACHER_ANSWERS
+    return np.load(path, allow_pickle=False) if path.exists() else None
