@@ -14,6 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from vit_edge.export.served_vit import ServedViT
 from vit_edge.models.classifier import Classifier
 from vit_edge.models.vit import VisionTransformer
+from vit_edge.quantization.products import parameter
 
 aten = torch.ops.aten
 MAX_BATCH = 4096
@@ -63,7 +64,7 @@ def exported(module: nn.Module, example: Tensor) -> GraphModule:
 
 def folded(graph_module: GraphModule) -> GraphModule:
     """Applies every rewrite of the graph, in place."""
-    rewrites: tuple[Callable[[GraphModule, Node], None], ...] = (drop_dropout, fold_batch_norm, fold_normalisation)
+    rewrites: tuple[Callable[[GraphModule, Node], None], ...] = (drop_dropout, plain_mean, fold_batch_norm, fold_normalisation)
     with torch.no_grad():
         for rewrite in rewrites:
             for node in list(graph_module.graph.nodes):
@@ -80,6 +81,15 @@ def drop_dropout(_: GraphModule, node: Node) -> None:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
 
 
+def plain_mean(graph_module: GraphModule, node: Node) -> None:
+    """Adaptive pooling to one position is a mean, which every runtime has; the exporter would gather by index."""
+    if node.target == aten.adaptive_avg_pool2d.default and tuple(node.args[1]) == (1, 1):  # type: ignore[arg-type]
+        with graph_module.graph.inserting_before(node):
+            mean = graph_module.graph.call_function(aten.mean.dim, (node.args[0], [-1, -2], True))
+        mean.meta = dict(node.meta)
+        node.replace_all_uses_with(mean)
+
+
 def fold_batch_norm(graph_module: GraphModule, node: Node) -> None:
     """A batch norm after a convolution, into its weight and bias (Jacob et al. 2018, §3.2)."""
     if node.target != aten.batch_norm.default:
@@ -89,7 +99,7 @@ def fold_batch_norm(graph_module: GraphModule, node: Node) -> None:
         return
     if len(conv.users) > 1 or not _is_own_weight(conv.args[1]):
         return
-    tensors = [_value(graph_module, argument) for argument in (conv.args[1], _bias(conv), mean, var, weight, bias)]
+    tensors = [parameter(graph_module, argument) for argument in (conv.args[1], _bias(conv), mean, var, weight, bias)]
     new_weight, new_bias = fuse_conv_bn_weights(*tensors[:4], epsilon, *tensors[4:])  # type: ignore[arg-type]
     _set_weight(graph_module, conv, new_weight, new_bias)
     node.replace_all_uses_with(conv)
@@ -105,10 +115,10 @@ def fold_normalisation(graph_module: GraphModule, conv: Node) -> None:
     mul = add.args[0]  # type: ignore[union-attr]
     if len(add.users) > 1 or len(mul.users) > 1 or _argument(conv, 6, 1) != 1:  # type: ignore[union-attr]
         return
-    scale, shift = _value(graph_module, mul.args[1]), _value(graph_module, add.args[1])  # type: ignore[union-attr]
+    scale, shift = parameter(graph_module, mul.args[1]), parameter(graph_module, add.args[1])  # type: ignore[union-attr]
     if scale is None or shift is None or scale.shape[1:] != (1, 1) or shift.shape[1:] != (1, 1):
         return
-    weight_OIHW, bias = _value(graph_module, conv.args[1]), _value(graph_module, _bias(conv))
+    weight_OIHW, bias = parameter(graph_module, conv.args[1]), parameter(graph_module, _bias(conv))
     assert weight_OIHW is not None
     moved_O = (weight_OIHW.double() * shift.double()).sum(dim=(1, 2, 3)).float()
     _set_weight(graph_module, conv, weight_OIHW * scale, moved_O if bias is None else bias + moved_O)
@@ -129,14 +139,6 @@ def _argument(node: Node, index: int, default: object) -> object:
 
 def _bias(conv: Node) -> object:
     return _argument(conv, 2, None)
-
-
-def _value(graph_module: GraphModule, node: object) -> Tensor | None:
-    """The parameter or buffer that a get_attr node reads, or None for anything else."""
-    if not (isinstance(node, Node) and node.op == "get_attr"):
-        return None
-    owner, _, name = str(node.target).rpartition(".")
-    return getattr(graph_module.get_submodule(owner), name)
 
 
 def _set_weight(graph_module: GraphModule, conv: Node, weight: Tensor, bias: Tensor) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vit_edge.export.onnx import INPUT, PRODUCTS, tidy
-from vit_edge.quantization.calibration import Range
+from vit_edge.export.onnx import INPUT, PRODUCTS, product_name, tidy
+from vit_edge.quantization.ranges import Range
 
 INT32 = np.iinfo(np.int32)
 
@@ -23,14 +23,14 @@ def for_onnxruntime(model: ir.Model, ranges: Mapping[str, Range]) -> ir.Model:
     """
     take_pixels_as_they_are(model)
     for node in list(model.graph):
-        if node.op_type in PRODUCTS:
-            quantize_bias(model, node)
+        if node.op_type == "QuantizeLinear":
+            make_unsigned(model, node, ranges)
     for node in list(model.graph):
         if node.op_type == "Conv" and _quantized_input(node) is not None:
             quantize_output(model, node, ranges)
     for node in list(model.graph):
-        if node.op_type == "QuantizeLinear":
-            make_unsigned(model, node, ranges)
+        if node.op_type in PRODUCTS:
+            quantize_bias(model, node)
     tidy(model)
     return model
 
@@ -78,7 +78,7 @@ def quantize_bias(model: ir.Model, product: ir.Node) -> None:
     steps = np.round(bias / scales)
     if np.abs(steps).max(initial=0) > INT32.max:
         return
-    name = f"{product.name}.bias"
+    name = f"{product_name(product)}.bias"
     dequantize = ir.node(
         "DequantizeLinear",
         [
@@ -102,11 +102,13 @@ def quantize_output(model: ir.Model, conv: ir.Node, ranges: Mapping[str, Range])
         last = consumers[0]
         found = _clipped(last, found)
     value = last.outputs[0]
-    if any(node.op_type == "QuantizeLinear" for node in value.consumers()) or found.limit == 0:
-        return
-    users = list(value.uses())
-    quantize, dequantize = _pair(model, f"{conv.name}/output", value, Affine.of(found))
-    model.graph.insert_after(last, [quantize, dequantize])
+    users = [(user, index) for user, index in value.uses() if user.op_type != "QuantizeLinear"]
+    quantizers = [node for node in value.consumers() if node.op_type == "QuantizeLinear"]
+    if quantizers:
+        dequantize = quantizers[0].outputs[0].consumers()[0]
+    else:
+        quantize, dequantize = _pair(model, f"{product_name(conv)}/output", value, Affine.of(found))
+        model.graph.insert_after(last, [quantize, dequantize])
     for user, index in users:
         user.replace_input_with(index, dequantize.outputs[0])
 

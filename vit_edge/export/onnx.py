@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
@@ -16,7 +17,7 @@ from onnxscript import optimizer
 from torch.fx import GraphModule
 
 from vit_edge.export.fold import MAX_BATCH
-from vit_edge.quantization.calibration import Range
+from vit_edge.quantization.ranges import Range
 from vit_edge.quantization.products import PREFIX, Product, name_in
 
 OPSET = 20
@@ -63,15 +64,29 @@ def save(model: ir.Model, path: Path) -> None:
     ir.save(model, path)
 
 
+def load(path: Path) -> ir.Model:
+    """What `save` wrote, all of it in memory."""
+    return ir.from_proto(onnx.load(path))
+
+
 def name_nodes(model: ir.Model) -> None:
-    """Matrix products get the names of `quantization.products`, other nodes MODULE/OPERATOR, counted."""
+    """MODULE/OPERATOR for every node; matrix products bear the names of `quantization.products` before the slash.
+
+    Runtimes append to names as they rewrite nodes, so what is before the slash is what they are found by.
+    """
     seen: Counter[str] = Counter()
     for node in model.graph:
-        path, weighted = _module_path(node), _is_weight(node.inputs[1]) if node.op_type in PRODUCTS else False
+        path = _module_path(node)
         if node.op_type in PRODUCTS:
-            node.name = name_in(path, weighted, seen)
+            node.name = f"{name_in(path, _is_weight(node.inputs[1]), seen)}/{node.op_type}"
         else:
             node.name = name_in(f"{path}/{node.op_type}", True, seen)
+
+
+def product_name(node: ir.Node) -> str:
+    """The name that a matrix product of ours has in `quantization.products`."""
+    assert node.op_type in PRODUCTS
+    return str(node.name).rpartition("/")[0]
 
 
 def transpose_weight(model: ir.Model, node: ir.Node) -> None:
@@ -131,7 +146,7 @@ def ranges_by_value(model: ir.Model, found: list[Product], ranges: Mapping[str, 
 
     `found` are the exported graph's products; the ONNX nodes bear their names.
     """
-    nodes = {node.name: node for node in model.graph if node.op_type in PRODUCTS}
+    nodes = {product_name(node): node for node in model.graph if node.op_type in PRODUCTS}
     by_value = {}
     for product in found:
         if product.kind == "other":

@@ -4,8 +4,7 @@ B batch, H×W image; images are uint8 (B, H, W, 3) as `preprocess.Preprocessing`
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,65 +13,10 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.errors import UserError
 from vit_edge.quantization.products import Product, products
+from vit_edge.quantization.ranges import PIXELS, Range, Statistics
 
 aten = torch.ops.aten
-BINS = 4096
-STEPS = 127  # of int8 on each side of zero
-CANDIDATES = np.linspace(0.2, 1.0, 81)
 PIXEL_CHAIN = {aten.to.dtype, aten._to_copy.default, aten.permute.default, aten.sub.Tensor}
-
-
-@dataclass(frozen=True)
-class Range:
-    """What calibration saw of a tensor: smallest and largest value, and the magnitude at which int8 clips."""
-
-    low: float
-    high: float
-    limit: float
-
-    @property
-    def scale(self) -> float:
-        """Of symmetric int8."""
-        return self.limit / STEPS
-
-
-class Statistics:
-    """A tensor's extremes and a histogram of its magnitudes, whose span doubles when a larger one comes."""
-
-    def __init__(self) -> None:
-        self.low, self.high, self.span = np.inf, -np.inf, 0.0
-        self.counts = torch.zeros(BINS, dtype=torch.float64)
-
-    def update(self, values: torch.Tensor) -> None:
-        values = values.detach().float()
-        low, high = (float(extreme) for extreme in values.aminmax())
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        largest = max(-low, high)
-        if not np.isfinite(largest) or largest == 0:
-            return
-        self.span = self.span or largest
-        while largest > self.span:
-            self.counts = torch.cat([self.counts.reshape(-1, 2).sum(1), torch.zeros(BINS // 2, dtype=torch.float64)])
-            self.span *= 2
-        self.counts += torch.histc(values.abs(), BINS, 0, self.span).cpu()
-
-
-def minmax(statistics: Statistics) -> float:
-    """Clips nothing that calibration saw."""
-    return max(-statistics.low, statistics.high)
-
-
-def least_error(statistics: Statistics) -> float:
-    """The limit with the least mean squared error of rounding and clipping together (Banner et al. 2019, eq. 2)."""
-    width = statistics.span / BINS
-    magnitudes = (np.arange(BINS) + 0.5) * width
-    weights = statistics.counts.numpy()
-    limits = minmax(statistics) * CANDIDATES
-    errors = [weights @ (magnitudes - _rounded(magnitudes, limit)) ** 2 for limit in limits]
-    return float(limits[int(np.argmin(errors))])
-
-
-METHODS: dict[str, Callable[[Statistics], float]] = {"minmax": minmax, "mse": least_error}
 
 
 def calibrate(
@@ -91,7 +35,10 @@ def calibrate(
         for start in range(0, len(images_NHWC), batch):
             logits = recorder.run(torch.from_numpy(np.ascontiguousarray(images_NHWC[start : start + batch])))
             _check_logits(logits)
-    return {node.name: _range(node, statistics, method) for node, statistics in recorder.statistics.items()}
+    return {
+        node.name: PIXELS if holds_pixels(node) else statistics.range(method)
+        for node, statistics in recorder.statistics.items()
+    }
 
 
 def recorded_nodes(found: list[Product]) -> list[Node]:
@@ -158,14 +105,6 @@ def _check_logits(logits_BK: torch.Tensor) -> None:
         )
 
 
-def _range(node: Node, statistics: Statistics, method: str) -> Range:
-    if holds_pixels(node):
-        return Range(-128.0, 127.0, float(STEPS))
-    if statistics.span == 0:
-        return Range(0.0, 0.0, 1.0)
-    return Range(float(statistics.low), float(statistics.high), METHODS[method](statistics))
-
-
 def holds_pixels(node: Node) -> bool:
     """Whether the node's value is the graph's uint8 input, moved and shifted by 128 but not scaled."""
     shifted = False
@@ -176,8 +115,3 @@ def holds_pixels(node: Node) -> bool:
             shifted = True
         node = node.args[0]  # type: ignore[assignment]
     return shifted and node.op == "placeholder"
-
-
-def _rounded(magnitudes: np.ndarray, limit: float) -> np.ndarray:
-    step = limit / STEPS
-    return np.minimum(np.round(magnitudes / step), STEPS) * step

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
@@ -77,6 +78,14 @@ def module_path(node: Node) -> str:
     """The path of the module whose forward made the node, as in `named_modules` of the student's backbone."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return stack[-1][0].removeprefix(PREFIX) if stack else ""
+
+
+def parameter(graph_module: GraphModule, node: object) -> Tensor | None:
+    """The parameter or buffer that a get_attr node reads, or None for anything else."""
+    if not (isinstance(node, Node) and node.op == "get_attr"):
+        return None
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(graph_module.get_submodule(owner), name)
 
 
 def _product(node: Node, seen: Counter[str]) -> Product | None:

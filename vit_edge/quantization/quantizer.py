@@ -22,8 +22,8 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from vit_edge.errors import unknown
-from vit_edge.quantization.calibration import Range
-from vit_edge.quantization.products import Product, products
+from vit_edge.quantization.ranges import Range
+from vit_edge.quantization.products import Product, parameter, products
 
 ANNOTATION = "quantization_annotation"
 WEIGHT = QuantizationSpec(
@@ -80,6 +80,22 @@ def layers(graph_module: GraphModule, float_layers: Collection[str]) -> list[Lay
         if name not in names:
             raise unknown("layer in int8.float_layers", name, names)
     return [Layer(product.name, product.kind, why_float(product, float_layers)) for product in found]
+
+
+def noise(graph_module: GraphModule, product: Product, ranges: Mapping[str, Range]) -> dict[str, float | None]:
+    """Signal to noise, in decibels, of int8 on a layer's weight and input; None where unknown or without loss."""
+    if product.kind not in ("linear", "conv"):
+        return {"weight_sqnr_db": None, "input_sqnr_db": None}
+    weight = parameter(graph_module, product.weight)
+    assert weight is not None
+    rows = weight.detach().flatten(1)
+    step = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    lost = (rows - (rows / step).round() * step).square().sum()
+    sqnr_db = float(10 * torch.log10(rows.square().sum() / lost)) if lost > 0 else None
+    return {
+        "weight_sqnr_db": sqnr_db and round(sqnr_db, 2),
+        "input_sqnr_db": ranges[product.inputs[0].name].sqnr_db,
+    }
 
 
 def why_float(product: Product, float_layers: Collection[str]) -> str | None:

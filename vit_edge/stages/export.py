@@ -1,0 +1,80 @@
+"""Stage `export`: the canonical graph as the bundle of one target, made and proved by the target's own runtime."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vit_edge import bundle
+from vit_edge.export import onnx
+from vit_edge.export.lower import LOWERINGS
+from vit_edge.models import classifier as models
+from vit_edge.models.zoo import GEOMETRY
+from vit_edge.quantization import ranges
+from vit_edge.recipe import Limits
+from vit_edge.runtimes import registry
+from vit_edge.target import Target
+
+
+def run(
+    folder: Path, *, student: Path, int8: Path, evaluation: Path | None, target: Target, limits: Limits,
+    provenance: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Writes folder/bundle for `target` from the finished stages `student` and `int8`.
+
+    evaluation: the reference's evaluation folder, which goes into the bundle. limits: advisory, for a gate given none.
+    Raises UserError when the target's runtime is not installed or refuses the graph.
+    """
+    runtime = registry.load(target.runtime)
+    place = folder / "bundle"
+    floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.batch)
+    canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.batch)
+    lowered = LOWERINGS[target.runtime](canonical, ranges.read(int8 / "ranges.json"))
+    int8_files = _built(runtime, lowered, target, place / "int8")
+    float_files = _built(runtime, floats, target, place / "float")
+    manifest = {
+        "target": target.model_dump(mode="json"),
+        **_model(student),
+        "int8_files": [path.relative_to(place).as_posix() for path in int8_files],
+        "float_files": {"f32": [path.relative_to(place).as_posix() for path in float_files]},
+        "expected_int8": _expected(int8),
+        "limits": limits.model_dump(mode="json"),
+        "provenance": provenance,
+    }
+    bundle.write(place, manifest, evaluation)
+    return {
+        "runtime": target.runtime,
+        "batch": target.batch,
+        "int8_bytes": sum(path.stat().st_size for path in int8_files),
+        "float_bytes": sum(path.stat().st_size for path in float_files),
+    }
+
+
+def _built(runtime: registry.Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:
+    with tempfile.TemporaryDirectory(prefix="vit-edge-") as scratch:
+        path = Path(scratch) / "model.onnx"
+        onnx.save(model, path)
+        return runtime.build(path, target, folder)
+
+
+def _model(student: Path) -> dict[str, Any]:
+    """The manifest's fields about the student, as plain JSON data."""
+    loaded = models.load(student)
+    config, classifier = loaded.config, loaded.classifier
+    geometry = {key: getattr(config, key) for key in GEOMETRY if getattr(config, key) is not None}
+    return {
+        "model": {
+            "name": config.name,
+            "geometry": geometry,
+            "parameters": classifier.parameter_count,
+            "multiply_adds": models.multiply_adds(classifier, classifier.image_size),
+        },
+        "classes": loaded.classes,
+        "preprocessing": loaded.preprocessing.model_dump(mode="json"),
+    }
+
+
+def _expected(int8: Path) -> list[str]:
+    """Names of the matrix products that must run in int8."""
+    layers = json.loads((int8 / "layers.json").read_text(encoding="utf-8"))
+    return [layer["name"] for layer in layers if layer["reason"] is None]
