@@ -60,7 +60,13 @@ def test_worked_example_of_the_specification():
     images_BCHW = nn.functional.fold(patches_NC.T[None], output_size=(4, 4), kernel_size=2, stride=2)
     embedded_TD = model.embed(images_BCHW)[0]
     expected_TD = torch.tensor(
-        [[0.1, 0.1, 0.1, 0.1], [0.9, -0.3, 0.4, 1.2], [1.1, 0.3, -0.4, 0.6], [-0.3, 0.9, 0.7, -0.1], [0.5, -0.8, 1, 0.4]]
+        [
+            [0.1, 0.1, 0.1, 0.1],
+            [0.9, -0.3, 0.4, 1.2],
+            [1.1, 0.3, -0.4, 0.6],
+            [-0.3, 0.9, 0.7, -0.1],
+            [0.5, -0.8, 1, 0.4],
+        ]
     )
     torch.testing.assert_close(embedded_TD, expected_TD)
 

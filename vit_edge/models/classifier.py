@@ -8,7 +8,6 @@ B batch, C = 3 channels, H×W image, K classes.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vit_edge.errors import UserError
@@ -106,14 +104,8 @@ def load(folder: Path) -> Loaded:
 
 def multiply_adds(model: nn.Module, image_size: int) -> int:
     """Multiply-adds of the convolutions and matrix products, attention's too, for one image; nothing is computed."""
-    tensors = chain(model.named_parameters(), model.named_buffers())
-    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    image_BCHW = torch.empty(1, 3, image_size, image_size, device="meta")
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        functional_call(model, shapes, (image_BCHW,))
-    model.train(was_training)
+    with FlopCounterMode(display=False) as counter:
+        zoo.forward_on_meta(model, image_size)
     return counter.get_total_flops() // 2
 
 

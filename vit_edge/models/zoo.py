@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from vit_edge.errors import UserError, unknown
 from vit_edge.models import layouts, weight_files
@@ -207,24 +209,35 @@ def _create_timm(config: ModelConfig, classes: int, image_size: int) -> nn.Modul
     if published.fixed_input_size and image_size != published.input_size[-1]:
         options["img_size"] = image_size
     try:
-        return timm.create_model(config.name, pretrained=False, **options)
+        model = timm.create_model(config.name, pretrained=False, **options)
+        if image_size != published.input_size[-1]:
+            forward_on_meta(model, image_size)
     except TypeError as err:
-        raise _refused_option(config, image_size, published.input_size[-1], err) from err
+        if "drop_path_rate" not in str(err):
+            raise
+        raise UserError(f"drop_path has no effect on timm's {config.name}", "leave it out, or set it to 0") from err
     except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as err:
+        reason = " ".join(str(err).split()).partition(". ")[0] or type(err).__name__
         raise UserError(
-            f"timm cannot build {config.name} for images of {image_size} px: {err or type(err).__name__}",
-            f"use its own size, {published.input_size[-1]} px, or a model that takes any size",
+            f"timm's {config.name} does not take images of {image_size} px: {reason}",
+            f"set data.image_size to its own {published.input_size[-1]}, or use a model that takes any size",
         ) from err
+    return model
 
 
-def _refused_option(config: ModelConfig, image_size: int, native: int, err: TypeError) -> Exception:
-    if "drop_path_rate" in str(err):
-        return UserError(f"drop_path has no effect on timm's {config.name}", "leave it out, or set it to 0")
-    if "img_size" in str(err):
-        return UserError(
-            f"{config.name} takes images of {native} px only, found {image_size}", f"set data.image_size to {native}"
-        )
-    return err
+def forward_on_meta(model: nn.Module, image_size: int) -> None:
+    """One image through `model` in evaluation mode with shapes alone: nothing is computed, the model is left as it was.
+
+    Raises what the model raises when the size does not fit.
+    """
+    tensors = chain(model.named_parameters(), model.named_buffers())
+    shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    image_BCHW = torch.empty(1, 3, image_size, image_size, device="meta")
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        functional_call(model, shapes, (image_BCHW,))
+    model.train(was_training)
 
 
 def _check_tiling(image_size: int, stride: int, patch_size: int) -> None:
