@@ -20,7 +20,7 @@ from vit_edge.recipe import ModelConfig
 
 Say = Callable[[str], None]
 Role = Literal["teacher", "student", "finetune"]
-NAMES_SHOWN = 6
+NAMES_SHOWN = 3
 FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, TypeError)
 
 
@@ -40,8 +40,11 @@ def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, class
     tensors = _translated(layout, backbone, config, path, say)
     if isinstance(backbone, VisionTransformer):
         tensors = _fitted(tensors, backbone, say)
-    tensors = _with_head(tensors, backbone, classes, role, path, say)
-    _check(tensors, backbone, config, path)
+    heads = _head_names(backbone)
+    _check_places(tensors, backbone, config, path, apart=lambda key: key in heads or key.startswith("pre_logits."))
+    tensors = _with_head(tensors, backbone, heads, classes, role, path, say)
+    _check_places(tensors, backbone, config, path)
+    _check_finite(tensors, path)
     backbone.load_state_dict(tensors)
     say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
 
@@ -118,10 +121,11 @@ def _positions(tensors: Tensors, backbone: VisionTransformer, say: Say) -> Tenso
     return resample_positions(pos_embed_1TD, (rows, columns), prefix)
 
 
-def _with_head(tensors: Tensors, backbone: nn.Module, classes: int, role: Role, path: Path, say: Say) -> Tensors:
+def _with_head(
+    tensors: Tensors, backbone: nn.Module, heads: list[str], classes: int, role: Role, path: Path, say: Say
+) -> Tensors:
     """The tensors with a head for `classes` classes: the file's own, or a new one."""
     expected = backbone.state_dict()
-    heads = _head_names(backbone)
     misfits = [key for key in heads if key not in tensors or tensors[key].shape != expected[key].shape]
     if not misfits:
         return tensors
@@ -148,22 +152,31 @@ def _head_names(backbone: nn.Module) -> list[str]:
     return [key for key in backbone.state_dict() if key.rpartition(".")[0] in modules]
 
 
-def _check(tensors: Tensors, backbone: nn.Module, config: ModelConfig, path: Path) -> None:
-    """Every tensor has its place and shape, and every place its tensor, all finite."""
-    expected = backbone.state_dict()
-    wrong = [
-        f"{key} {_shape(tensors[key])}, expected {_shape(expected[key])}"
-        for key in tensors
-        if key in expected and tensors[key].shape != expected[key].shape
-    ]
+def _check_places(
+    tensors: Tensors,
+    backbone: nn.Module,
+    config: ModelConfig,
+    path: Path,
+    apart: Callable[[str], bool] = lambda key: False,
+) -> None:
+    """Every tensor has its place and shape, and every place its tensor, but for the names that stand `apart`."""
+    expected = {key: tensor for key, tensor in backbone.state_dict().items() if not apart(key)}
+    given = {key: tensor for key, tensor in tensors.items() if not apart(key)}
     complaints = {
-        "no place for": [key for key in tensors if key not in expected],
-        "nothing for": [key for key in expected if key not in tensors],
-        "another shape:": wrong,
+        "another shape:": [
+            f"{key} {_shape(tensor)}, expected {_shape(expected[key])}"
+            for key, tensor in given.items()
+            if key in expected and tensor.shape != expected[key].shape
+        ],
+        "no place for": [key for key in given if key not in expected],
+        "nothing for": [key for key in expected if key not in given],
     }
     found = [f"{what} {_some(names)}" for what, names in complaints.items() if names]
     if found:
         raise UserError(f"{path} does not fit {config.name}: {'; '.join(found)}", _advice(tensors, config))
+
+
+def _check_finite(tensors: Tensors, path: Path) -> None:
     broken = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         raise UserError(f"{path} holds NaN or infinite weights: {_some(broken)}", "use an earlier checkpoint")
