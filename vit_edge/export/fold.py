@@ -64,7 +64,12 @@ def exported(module: nn.Module, example: Tensor) -> GraphModule:
 
 def folded(graph_module: GraphModule) -> GraphModule:
     """Applies every rewrite of the graph, in place."""
-    rewrites: tuple[Callable[[GraphModule, Node], None], ...] = (drop_dropout, plain_mean, fold_batch_norm, fold_normalisation)
+    rewrites: tuple[Callable[[GraphModule, Node], None], ...] = (
+        drop_dropout,
+        plain_mean,
+        fold_batch_norm,
+        fold_normalisation,
+    )
     with torch.no_grad():
         for rewrite in rewrites:
             for node in list(graph_module.graph.nodes):

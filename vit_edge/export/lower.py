@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vit_edge.export.onnx import INPUT, PRODUCTS, product_name, tidy
+from vit_edge.export.onnx import INPUT, PRODUCTS, initializer, product_name, tidy
 from vit_edge.quantization.ranges import Range
 
 INT32 = np.iinfo(np.int32)
@@ -63,7 +63,7 @@ def take_pixels_as_they_are(model: ir.Model) -> None:
     pixels = subtract.inputs[0]
     for dequantize in list(quantize.outputs[0].consumers()):
         dequantize.replace_input_with(0, pixels)
-        dequantize.replace_input_with(2, _initializer(model, "pixel_zero_point", np.array(128, np.uint8)))
+        dequantize.replace_input_with(2, initializer(model, "pixel_zero_point", np.array(128, np.uint8)))
     model.graph.remove([subtract, cast], safe=False)
 
 
@@ -82,8 +82,8 @@ def quantize_bias(model: ir.Model, product: ir.Node) -> None:
     dequantize = ir.node(
         "DequantizeLinear",
         [
-            _initializer(model, f"{name}_int32", steps.astype(np.int32)),
-            _initializer(model, f"{name}_scale", scales.astype(np.float32)),
+            initializer(model, f"{name}_int32", steps.astype(np.int32)),
+            initializer(model, f"{name}_scale", scales.astype(np.float32)),
         ],
         {"axis": 0},
         name=f"{name}/DequantizeLinear",
@@ -145,8 +145,8 @@ class Affine:
         return cls(scale, round(-low / scale))
 
     def initializers(self, model: ir.Model, name: str) -> tuple[ir.Value, ir.Value]:
-        scale = _initializer(model, f"{name}_scale", np.array(self.scale, np.float32))
-        return scale, _initializer(model, f"{name}_zero_point", np.array(self.zero_point, np.uint8))
+        scale = initializer(model, f"{name}_scale", np.array(self.scale, np.float32))
+        return scale, initializer(model, f"{name}_zero_point", np.array(self.zero_point, np.uint8))
 
 
 def _pair(model: ir.Model, name: str, value: ir.Value, affine: Affine) -> tuple[ir.Node, ir.Node]:
@@ -203,9 +203,3 @@ def _only_chain(node: ir.Node, operators: tuple[str, ...]) -> list[ir.Node] | No
 
 def _scalar(value: ir.Value) -> float:
     return float(value.const_value.numpy().reshape(()))
-
-
-def _initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    if name not in model.graph.initializers:
-        model.graph.register_initializer(ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype))))  # fmt: skip
-    return model.graph.initializers[name]

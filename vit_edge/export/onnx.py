@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
@@ -45,6 +46,8 @@ def clean(model: ir.Model) -> ir.Model:
     name_nodes(model)
     for node in list(model.graph):
         transpose_weight(model, node)
+    for node in _products(model):
+        own_parameters(model, node)
     tidy(model)
     forget_shapes(model, "batch")
     return model
@@ -55,6 +58,8 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
     fixed = model.clone()
     forget_shapes(fixed, batch)
     optimizer.optimize(fixed, num_iterations=4)
+    for node in _products(fixed):
+        own_parameters(fixed, node)
     tidy(fixed)
     return passes.ShapeInferencePass()(fixed).model
 
@@ -104,6 +109,29 @@ def transpose_weight(model: ir.Model, node: ir.Node) -> None:
     model.graph.remove(node, safe=True)
 
 
+def own_parameters(model: ir.Model, product: ir.Node) -> None:
+    """Gives an int8 weight its own scale and zero point, named after its layer.
+
+    OpenVINO's converter leaves a product in float when another weight has the very same constant.
+    """
+    dequantize = product.inputs[1].producer()
+    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+        return
+    for index, suffix in enumerate(("weight", "weight_scale", "weight_zero_point")):
+        name = f"{product_name(product)}.{suffix}"
+        dequantize.replace_input_with(index, initializer(model, name, dequantize.inputs[index].const_value.numpy()))
+
+
+def initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    """The initialiser of that name, made when there is none."""
+    if name not in model.graph.initializers:
+        dtype = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=dtype)
+        model.graph.register_initializer(value)
+    return model.graph.initializers[name]
+
+
 def tidy(model: ir.Model) -> None:
     """Removes unused nodes and initialisers, and the exporter's notes, which hold this machine's paths."""
     passes.RemoveUnusedNodesPass()(model)
@@ -120,6 +148,10 @@ def forget_shapes(model: ir.Model, batch: int | str) -> None:
                 value.shape = None
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape([batch, *list(value.shape)[1:]])
+
+
+def _products(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type in PRODUCTS]
 
 
 def _module_path(node: ir.Node) -> str:
@@ -146,7 +178,7 @@ def ranges_by_value(model: ir.Model, found: list[Product], ranges: Mapping[str, 
 
     `found` are the exported graph's products; the ONNX nodes bear their names.
     """
-    nodes = {product_name(node): node for node in model.graph if node.op_type in PRODUCTS}
+    nodes = {product_name(node): node for node in _products(model)}
     by_value = {}
     for product in found:
         if product.kind == "other":

@@ -1,9 +1,9 @@
 """Stage `int8`: the student as one canonical int8 graph, with what any target needs to make its own of it.
 
-    int8.onnx     the canonical graph (quantization/quantizer.py), free batch size
-    float.onnx    the same folded student in float
-    ranges.json   what calibration saw, by the value names of both graphs
-    layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input
+int8.onnx     the canonical graph (quantization/quantizer.py), free batch size
+float.onnx    the same folded student in float
+ranges.json   what calibration saw, by the value names of both graphs
+layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input
 """
 
 from dataclasses import asdict
