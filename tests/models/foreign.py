@@ -84,3 +84,21 @@ def as_jax(state: State, heads: int) -> dict[str, np.ndarray]:
         else:
             arrays[f"{start}{in_block[module]}/{names[kind]}"] = tensor.T if kind == "weight" else tensor
     return {key: np.ascontiguousarray(torch.as_tensor(value).numpy()) for key, value in arrays.items()}
+
+
+def as_jax_resnet(state: State) -> dict[str, np.ndarray]:
+    """The ResNet before a hybrid in those archives; group norms as (1, 1, 1, C)."""
+    arrays = {}
+    for key, tensor in state.items():
+        path = key.removeprefix("patch_embed.backbone.").split(".")
+        if path == key.split("."):
+            continue
+        *place, layer, kind = path
+        unit = f"block{int(place[1]) + 1}/unit{int(place[3]) + 1}/" if place[0] == "stages" else ""
+        role = {"stem": "_root", "downsample": "_proj"}.get(place[-1], "")
+        if layer.startswith("conv"):
+            arrays[f"{unit}conv{role}{layer[4:]}/kernel"] = tensor.permute(2, 3, 1, 0).numpy()
+        else:
+            name = "scale" if kind == "weight" else "bias"
+            arrays[f"{unit}gn{role}{layer[4:]}/{name}"] = tensor.numpy().reshape(1, 1, 1, -1)
+    return arrays

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 from torchvision.models import VisionTransformer as TorchvisionViT
 
-from tests.models.foreign import as_jax, as_transformers_4
+from tests.models.foreign import as_jax, as_jax_resnet, as_transformers_4
 from vit_edge.errors import UserError
 from vit_edge.models import zoo
 from vit_edge.models.checkpoints import load_weights
@@ -152,19 +152,8 @@ def test_the_hybrids_jax_archive_gives_what_timms_reader_gives(tmp_path):
     config = ModelConfig(name="r50_vit_b16", depth=1, width=48, heads=3)
     model = randomised(zoo.create(config, 7, 32))
     state = model.state_dict()
-    arrays = as_jax({k: v for k, v in state.items() if "backbone" not in k}, heads=3)
-    for key, tensor in state.items():
-        if "backbone" not in key:
-            continue
-        name = key.removeprefix("patch_embed.backbone.").replace("stem.", "").replace("downsample.", "")
-        name = re.sub(r"stages\.(\d)\.blocks\.(\d)\.", lambda m: f"block{int(m[1]) + 1}/unit{int(m[2]) + 1}/", name)
-        module, _, kind = name.rpartition(".")
-        place = "_proj" if "downsample" in key else "_root" if "stem" in key else ""
-        module = re.sub(r"(conv|norm)(\d?)$", lambda m: f"{'gn' if m[1] == 'norm' else 'conv'}{place}{m[2]}", module)
-        if "conv" in module:
-            arrays[f"{module}/kernel"] = tensor.permute(2, 3, 1, 0).numpy()
-        else:
-            arrays[f"{module}/{'scale' if kind == 'weight' else 'bias'}"] = tensor.numpy().reshape(1, 1, 1, -1)
+    transformer = {key: tensor for key, tensor in state.items() if "backbone" not in key}
+    arrays = as_jax(transformer, heads=3) | as_jax_resnet(state)
     np.savez(tmp_path / "hybrid.npz", **arrays)
     theirs = timm.create_model(
         "vit_base_r50_s16_224", img_size=32, num_classes=7, depth=1, embed_dim=48, num_heads=3

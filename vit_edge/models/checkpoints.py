@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_edge.errors import UserError
-from vit_edge.models import hub, layouts, weight_files, zoo
+from vit_edge.models import layouts, weight_files, zoo
 from vit_edge.models.layouts import Layout, Tensors
 from vit_edge.models.vit import VisionTransformer, resample_positions
 from vit_edge.recipe import ModelConfig
@@ -33,7 +33,7 @@ def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, class
     new head of zeros when it has not. say: told every choice in one line.
     Raises UserError when the weights cannot be had, are not whole, or are another architecture's.
     """
-    path = hub.fetch(config.name, say) if source == "pretrained" else Path(source)
+    path = _fetch(config.name, say) if source == "pretrained" else Path(source)
     layout = layouts.canonical(weight_files.read(path, say))
     if layout.left_out:
         say(f"left out of {path}, no part of the encoder or its head: {_some(layout.left_out)}")
@@ -47,6 +47,12 @@ def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, class
     _check_finite(tensors, path)
     backbone.load_state_dict(tensors)
     say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
+
+
+def _fetch(name: str, say: Say) -> Path:
+    from vit_edge.models import hub
+
+    return hub.fetch(name, say)
 
 
 def _translated(layout: Layout, backbone: nn.Module, config: ModelConfig, path: Path, say: Say) -> Tensors:
