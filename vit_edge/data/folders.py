@@ -81,20 +81,24 @@ def _from_two(path: Path, train: Path, val: Path, skip_bad: bool) -> FolderSet:
             f"add {train / extra[0]}, or remove {val / extra[0]}",
         )
     classes = sorted(train_files)
+    _refuse_one_class(train, classes)
     sides = [_labelled(files, classes, path, skip_bad) for files in (train_files, val_files)]
     return FolderSet(classes, *sides)
 
 
 def _from_one(path: Path, split_seed: int, skip_bad: bool) -> FolderSet:
     """A fifth of the images, drawn with the seed, becomes the gate's."""
-    everything = _labelled(_class_files(path), sorted(_class_files(path)), path, skip_bad)
+    files = _class_files(path)
+    classes = sorted(files)
+    _refuse_one_class(path, classes)
+    everything = _labelled(files, classes, path, skip_bad)
     order = np.random.default_rng(split_seed).permutation(len(everything))
     cut = max(1, round(len(everything) * GATE_SHARE))
     sides = [
         FolderImages([everything.files[i] for i in part], [int(everything.labels_N[i]) for i in part], path, skip_bad)
         for part in (np.sort(order[cut:]), np.sort(order[:cut]))
     ]
-    return FolderSet(sorted(_class_files(path)), *sides)
+    return FolderSet(classes, *sides)
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
@@ -103,9 +107,12 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
     found = {name: files for name, files in found.items() if files}
     if not found:
         raise UserError(f"{folder} holds no images in class folders", LAYOUT)
-    if len(found) == 1:
-        raise UserError(f"{folder} holds one class, {next(iter(found))!r}; a classifier needs at least two", LAYOUT)
     return found
+
+
+def _refuse_one_class(folder: Path, classes: list[str]) -> None:
+    if len(classes) == 1:
+        raise UserError(f"{folder} holds one class, {classes[0]!r}; a classifier needs at least two", LAYOUT)
 
 
 def _labelled(files: dict[str, list[Path]], classes: list[str], root: Path, skip_bad: bool) -> FolderImages:

@@ -61,6 +61,7 @@ def fit(
     schedule = _schedule(optimizer, config, len(loader))
     mixup = _mixup(augment, config, classes)
     start = _restore(folder / CHECKPOINT, accelerator, model, optimizer, ema)
+    _forget_after(folder / METRICS, start)
     if start:
         say(f"{label}: going on after epoch {start} of {config.epochs}")
     metrics: dict[str, Any] = {}
@@ -177,6 +178,13 @@ def _checkpoint(
     temporary = path.with_suffix(".tmp")
     torch.save(state, temporary)
     os.replace(temporary, path)
+
+
+def _forget_after(path: Path, epochs: int) -> None:
+    """Drops the lines of epochs that were trained after the checkpoint and are trained again."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:epochs]), encoding="utf-8")
 
 
 def _log(path: Path, metrics: dict[str, Any], accelerator: Accelerator) -> None:
