@@ -1,0 +1,146 @@
+"""Commands that run on a device: no torch needed. Results go to stdout, progress and messages to stderr."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+BundlePath = Annotated[Path, typer.Argument(help="A bundle: the folder or zip that `vit-edge export` wrote.")]
+Reference = Annotated[Path | None, typer.Option("--reference", help="Evaluation folder, when it is not in the bundle.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+
+
+def gate(
+    bundle: BundlePath,
+    reference: Reference = None,
+    max_drop: Annotated[
+        float | None, typer.Option("--max-drop", metavar="POINTS", min=0, help="Largest top-1 drop, percentage points.")
+    ] = None,
+    min_relative_top1: Annotated[
+        float | None, typer.Option("--min-relative-top1", min=0, max=1, help="Least share of the reference's top-1.")
+    ] = None,
+    min_speedup: Annotated[
+        float | None, typer.Option("--min-speedup", metavar="X", min=0, help="Least p50 of float over p50 of int8.")
+    ] = None,
+    max_p90_ms: Annotated[float | None, typer.Option("--max-p90-ms", metavar="MS", min=0)] = None,
+    max_vs_reference: Annotated[
+        float | None, typer.Option("--max-vs-reference", metavar="X", min=0, help="Largest p50 over the reference's.")
+    ] = None,
+    undecided: Annotated[
+        Literal["fail", "pass"] | None, typer.Option("--undecided", help="What an undecided accuracy counts as.")
+    ] = None,
+    expect_sha256: Annotated[
+        str | None, typer.Option("--expect-sha256", metavar="HEX", help="Refuse a bundle with another digest.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; `-`: to stdout alone.")
+    ] = None,
+    junit_file: Annotated[Path | None, typer.Option("--junit", metavar="FILE")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", metavar="FILE")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
+) -> None:
+    """Prove on this device that a bundle's accuracy and latency hold. Exit 0 pass, 1 fail, 3 undecided or unmeasured."""
+    from vit_edge.report import console, html, junit, markdown
+    from vit_edge.stages.gate import gate_bundle
+
+    given = {
+        "max_drop_points": max_drop,
+        "min_relative_top1": min_relative_top1,
+        "min_speedup": min_speedup,
+        "max_p90_ms": max_p90_ms,
+        "max_vs_reference": max_vs_reference,
+        "undecided": undecided,
+    }
+    overrides = {name: value for name, value in given.items() if value is not None}
+    report = gate_bundle(
+        bundle, limits=[("command line", overrides)], reference=reference, expect_sha256=expect_sha256
+    ).report
+    _write(json_file, report.to_json)
+    _write(junit_file, lambda: junit.of_report(report))
+    _write(markdown_file, lambda: markdown.of_report(report))
+    _write(html_file, lambda: html.page(reports=[report]))
+    if Path("-") not in (json_file, junit_file, markdown_file, html_file):
+        console.show_report(report)
+    raise typer.Exit(report.exit_code)
+
+
+def bench(
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles to time side by side.")],
+    reference: Reference = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0, help="Time to measure for; default: the first target's.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time several bundles, int8 and float, in turn on this machine."""
+    from vit_edge.report import console, words
+    from vit_edge.stages.bench import bench_bundles
+
+    rows = bench_bundles(bundles, reference=reference, seconds=seconds)
+    if as_json:
+        _print_json({"schema": "vit-edge/bench/1", "rows": [row.model_dump() for row in rows]})
+    else:
+        console.show_table(words.BENCH_HEAD, words.bench_rows(rows))
+
+
+def predict(
+    bundle: BundlePath,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Classify image files with a bundle's int8 model."""
+    from vit_edge.stages.predict import predict_images
+
+    answers = predict_images(bundle, images, top)
+    if as_json:
+        _print_json([{"image": str(path), "classes": found} for path, found in zip(images, answers, strict=True)])
+        return
+    for path, found in zip(images, answers, strict=True):
+        typer.echo(f"{path}\t" + "\t".join(f"{name} {share:.1%}" for name, share in found.items()))
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say which runtimes and devices work here, what this CPU has for int8, and how to get what is missing."""
+    from vit_edge.report import console
+    from vit_edge.runtimes.doctor import findings
+
+    found = findings()
+    if as_json:
+        _print_json(found)
+    else:
+        console.show_doctor(found)
+
+
+def targets(as_json: AsJson = False) -> None:
+    """List the device profiles that bundles can be exported for."""
+    from vit_edge import target
+    from vit_edge.report import console
+
+    profiles = [target.load(name) for name in target.known() if name not in target.ALIASES]
+    if as_json:
+        _print_json([profile.model_dump(mode="json") for profile in profiles])
+        return
+    head = ("target", "runtime", "device", "threads", "description")
+    console.show_table(head, [(p.name, p.runtime, p.device, str(p.threads or "all"), p.description) for p in profiles])
+
+
+def _write(file: Path | None, text: Any) -> None:
+    """Writes what `text()` gives, to stdout for `-`; UserError when that cannot be."""
+    if file is None:
+        return
+    if file == Path("-"):
+        typer.echo(text(), nl=False)
+        return
+    from vit_edge.errors import UserError
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text(), encoding="utf-8")
+    except OSError as err:
+        raise UserError(f"cannot write {file}: {err.strerror}", "give a path that can be written") from err
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

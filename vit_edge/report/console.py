@@ -1,0 +1,91 @@
+"""A gate's report, and a ledger, as text for a terminal or a pipe: readable at 80 columns."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vit_edge.ledger import Ledger
+from vit_edge.report import words
+from vit_edge.report.schema import Report
+
+STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow", "unmeasured": "bold yellow", "skipped": "dim"}  # fmt: skip
+PIPED_WIDTH = 100
+
+
+def show_report(report: Report) -> None:
+    """Prints the verdict first, then why."""
+    console = _console()
+    heading = Text.assemble(
+        (report.verdict.upper(), STYLES[report.verdict]), f"  {report.model} int8 on {report.target}"
+    )
+    if report.blame:
+        heading.append(f" · {report.blame}")
+    console.print(heading)
+    console.print(Text(words.conditions(report), style="dim"))
+    console.print(Text(words.reference(report), style="dim"))
+    for check in report.checks:
+        console.print()
+        console.print(Text.assemble((f"{check.verdict:10}", STYLES[check.verdict]), " ", (check.name, "bold")))
+        console.print(Padding(Text(check.detail), (0, 0, 0, 11)))
+    if report.latency:
+        console.print(_table(words.LATENCY_HEAD, words.latency_rows(report.latency)))
+    if report.accuracy and report.accuracy.worst_classes:
+        console.print(_table(words.CLASS_HEAD, words.class_rows(report.accuracy)))
+    console.print()
+    limits = ", ".join(f"{one.name} {words.value(one.value)} ({one.origin})" for one in report.limits)
+    console.print(Text(f"limits: {limits}", style="dim"))
+
+
+def show_ledger(ledger: Ledger) -> None:
+    _console().print(_table(words.LEDGER_HEAD, words.ledger_rows(ledger)))
+
+
+def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    _console().print(_table(head, rows))
+
+
+def show_doctor(found: Mapping[str, Any]) -> None:
+    """What runtimes.doctor.findings found."""
+    console, machine = _console(), found["machine"]
+    console.print(" · ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    console.print(
+        f"{machine['processor']}, {machine['physical_cores']} cores, {machine['memory_bytes'] / 2**30:.1f} GiB"
+    )
+    console.print(
+        f"for int8 and low precision: {', '.join(machine['instruction_sets']) or 'nothing that is known here'}"
+    )
+    for probe in found["runtimes"]:
+        ready = probe["problem"] is None
+        console.print()
+        console.print(
+            Text.assemble((probe["runtime"], "bold green" if ready else "bold yellow"), f" {probe['version'] or ''}")
+        )
+        lines = [f"{device}, float in {', '.join(probe['float_precisions'])}" for device in probe["devices"]]
+        for line in lines if ready else [probe["problem"], f"fix: {probe['fix']}"]:
+            console.print(Padding(Text(line), (0, 0, 0, 2)))
+    console.print()
+    console.print(Text("training side (this command does not load it)", style="bold"))
+    console.print(
+        Padding(Text(", ".join(f"{name} {version}" for name, version in found["training"].items())), (0, 0, 0, 2))
+    )
+    if found["training_fix"]:
+        console.print(Padding(Text(f"fix: {found['training_fix']}"), (0, 0, 0, 2)))
+
+
+def _console() -> Console:
+    """The terminal's own width; a fixed one where there is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, soft_wrap=False)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for index, title in enumerate(head):
+        table.add_column(title, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,18 @@
+"""A run's or a gate's results as one self-contained HTML page: no script, no network, light and dark."""
+
+from collections.abc import Sequence
+
+import jinja2
+
+from vit_edge.ledger import Ledger
+from vit_edge.report import words
+from vit_edge.report.schema import Report
+
+
+def page(*, reports: Sequence[Report], ledger: Ledger | None = None, title: str = "vit-edge") -> str:
+    """The page's text. ledger: of the run that the reports belong to."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vit_edge.report", "."), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("page.html.j2").render(title=title, reports=reports, ledger=ledger, words=words)

@@ -1,0 +1,144 @@
+"""vit-edge/gate/1: what a gate found, as pydantic models whose JSON is the report that others rely on.
+
+top1 is a fraction; drops and margins are percentage points, positive when the target is worse; *_ms are percentiles.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Verdict = Literal["pass", "fail", "undecided", "unmeasured"]
+CheckVerdict = Literal["pass", "fail", "undecided", "unmeasured", "skipped"]
+EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "undecided": 3, "unmeasured": 3}
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Check(Part):
+    name: Literal["integrity", "parity", "coverage", "accuracy", "latency"]
+    verdict: CheckVerdict
+    detail: str
+
+
+class Limit(Part):
+    """A limit that was held against the measurements, and who set it."""
+
+    name: str
+    value: float | str | None
+    origin: str = Field(description="default, bundle, recipe or command line")
+
+
+class FloatParity(Part):
+    """A float artefact against the reference's logits."""
+
+    precision: str
+    n: int
+    logit_error: float | None = Field(
+        description="largest difference in standard deviations of the reference's logits; null when not finite"
+    )
+    agreement: float
+    top1: float = Field(description="on the same n images")
+    holds: bool
+
+
+class Parity(Part):
+    floats: list[FloatParity]
+    int8_sqnr_db: float | None = Field(None, description="int8 against float on this target; for information")
+    int8_agreement: float | None = None
+
+
+class ClassDrop(Part):
+    name: str
+    n: int
+    reference_top1: float
+    target_top1: float
+
+
+class Accuracy(Part):
+    n: int
+    reference_top1: float
+    target_top1: float
+    drop_points: float
+    drop_lower95_one_sided: float
+    drop_upper95_one_sided: float
+    agreement: float
+    images_needed: int | None
+    mean_kl: float | None = Field(description="nats; null when the target's logits are not finite")
+    lost: int = Field(description="images that only the reference gets right")
+    won: int = Field(description="images that only the target gets right")
+    margin_points: float | None = Field(description="the drop that the limits allow, the tighter of the two")
+    worst_classes: list[ClassDrop]
+
+
+class Artefact(Part):
+    """One of the target's files, timed."""
+
+    name: str
+    precision: str
+    ms: dict[str, float]
+    load_ms: float
+    size_bytes: int
+
+
+class Latency(Part):
+    target_ms: dict[str, float] | None
+    float_ms: dict[str, float] | None
+    float_precision: str | None
+    reference_ms: dict[str, float] | None
+    speedup_vs_float: float | None = Field(description="p50 of the best float precision over p50 of int8")
+    speedup_vs_f32: float | None
+    ratio_vs_reference: float | None = Field(description="p50 of int8 over the reference's")
+    recommended: Literal["int8", "float"] | None
+    batch: int
+    peak_memory_bytes: int | None = Field(description="of the whole gate, its images included")
+    artefacts: list[Artefact]
+
+
+class CoverageReport(Part):
+    int8: int
+    floats: int = Field(alias="float")
+    float_nodes: list[str] = Field(description="products that run in float, by the names that the runtime keeps")
+    missing: list[str] = Field(description="nodes that must run in int8 and do not")
+    int8_share: float | None = Field(description="share of multiply-adds in int8; null when not every shape is known")
+
+
+class Report(Part):
+    """vit-edge/gate/1: all that a gate found."""
+
+    schema_name: Literal["vit-edge/gate/1"] = Field("vit-edge/gate/1", alias="schema")
+    verdict: Verdict
+    blame: str | None = Field(description="the first part that failed")
+    target: str
+    model: str
+    bundle_sha256: str
+    checks: list[Check]
+    limits: list[Limit]
+    parity: Parity | None
+    coverage: CoverageReport | None
+    accuracy: Accuracy | None
+    latency: Latency | None
+    reference: dict[str, Any] | None
+    device: dict[str, Any]
+    runtime: dict[str, Any]
+    provenance: dict[str, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True, indent=2) + "\n"
+
+
+class BenchRow(Part):
+    """One artefact of one bundle in `vit-edge bench`."""
+
+    bundle: str
+    target: str
+    artefact: str
+    batch: int
+    ms: dict[str, float]
+    load_ms: float
+    size_bytes: int

@@ -1,0 +1,112 @@
+"""The cells of every table, in words: one form for the console, Markdown and HTML. A dash stands for "not measured"."""
+
+from collections.abc import Sequence
+
+from vit_edge.ledger import Ledger
+from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
+
+LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
+CLASS_HEAD = ("class", "images", "reference", "target", "drop")
+LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agrees with teacher", "parameters", "multiply-adds", "size", "p50 ms")  # fmt: skip
+BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
+NOT_MEASURED = "–"
+
+
+def conditions(report: Report) -> str:
+    """What the numbers hold for: device, runtime, threads, batch, precision of what is not int8."""
+    runtime, device = report.runtime, report.device
+    parts = [
+        f"{runtime['name']} {runtime.get('version')}",
+        str(runtime.get("device") or device.get("processor")),
+        ", ".join(device.get("instruction_sets", [])),
+        f"{runtime['threads']} threads" if runtime.get("threads") else "",
+        f"batch {runtime['batch']}" if runtime.get("batch") else "",
+        f"float parts in {runtime['precision']}" if runtime.get("precision") else "",
+        f"bundle {report.bundle_sha256[:12]}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def reference(report: Report) -> str:
+    """What the target is held against."""
+    if not report.reference:
+        return ""
+    found = report.reference
+    return f"reference: float student in PyTorch on {found['device']} ({found['precision']}), {found['data']}"
+
+
+def latency_rows(latency: Latency) -> list[tuple[str, ...]]:
+    """The artefacts, int8 first, then the reference, which may have run elsewhere."""
+    rows = [
+        (_artefact_name(one.name, one.precision), *_ms(one.ms), ms(one.load_ms), size(one.size_bytes))
+        for one in latency.artefacts
+    ]
+    if latency.reference_ms:
+        rows.append(("reference", *_ms(latency.reference_ms), NOT_MEASURED, NOT_MEASURED))
+    return rows
+
+
+def bench_rows(rows: Sequence[BenchRow]) -> list[tuple[str, ...]]:
+    return [
+        (row.bundle, row.target, row.artefact, str(row.batch), *_ms(row.ms), ms(row.load_ms), size(row.size_bytes))
+        for row in rows
+    ]
+
+
+def class_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
+    return [
+        (c.name, str(c.n), share(c.reference_top1), share(c.target_top1), f"{100 * (c.reference_top1 - c.target_top1):.2f}")
+        for c in accuracy.worst_classes
+    ]  # fmt: skip
+
+
+def limit_rows(report: Report) -> list[tuple[str, ...]]:
+    return [(one.name, value(one.value), one.origin) for one in report.limits]
+
+
+def ledger_rows(ledger: Ledger) -> list[tuple[str, ...]]:
+    return [
+        (
+            row.station, row.runtime, row.precision, share(row.top1), count(row.n), share(row.agreement_with_teacher),
+            count(row.parameters), count(row.multiply_adds), size(row.size_bytes), ms(row.p50_ms),
+        )
+        for row in ledger.rows
+    ]  # fmt: skip
+
+
+def share(fraction: float | None) -> str:
+    return NOT_MEASURED if fraction is None else f"{fraction:.2%}"
+
+
+def ms(milliseconds: float | None) -> str:
+    return (
+        NOT_MEASURED if milliseconds is None else f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
+    )
+
+
+def count(number: int | None) -> str:
+    """12345678 as 12.3 M."""
+    if number is None:
+        return NOT_MEASURED
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if number >= unit:
+            return f"{number / (1e3 if letter == 'k' else unit):.3g} {letter}"
+    return str(number)
+
+
+def size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return NOT_MEASURED
+    return f"{size_bytes / 1e6:.3g} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.3g} kB"
+
+
+def value(limit: float | str | None) -> str:
+    return "none" if limit is None else f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _artefact_name(name: str, precision: str) -> str:
+    return name if name != "int8" or precision == "default" else f"int8, rest {precision}"
+
+
+def _ms(percentiles: dict[str, float]) -> tuple[str, ...]:
+    return (*(ms(percentiles.get(key)) for key in ("p50", "p90", "p99")), count(int(percentiles.get("n", 0))))

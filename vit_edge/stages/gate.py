@@ -1,0 +1,303 @@
+"""The gate: opens a bundle on its target and holds what it measures against the limits.
+
+B images of a batch, N images of the evaluation, H×W pixels, C = 3 channels, K classes.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vit_edge import bundle, evaluation, gate, metrics
+from vit_edge.bundle import Bundle
+from vit_edge.errors import UserError
+from vit_edge.evaluation import Evaluation
+from vit_edge.progress import progress
+from vit_edge.recipe import Limits
+from vit_edge.report import junit, markdown
+from vit_edge.report.schema import Artefact, Check, Parity, Report
+from vit_edge.runtimes import clock, machine, registry
+from vit_edge.runtimes.base import Probe, Runtime, Session
+from vit_edge.target import Target
+
+PARITY_IMAGES = 512
+TIMED_BATCHES = 64
+ANSWERS = "answers.npy"
+
+Layers = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A report, and the target's answers (class indices) to the evaluation's images; null when nothing could run."""
+
+    report: Report
+    answers_N: np.ndarray | None
+
+
+def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = None) -> dict[str, Any]:
+    """Gates a bundle and writes gate.json, gate.md, gate.xml and, where the target could run, answers.npy (int64 (N,)).
+
+    limits: the recipe's. reference: the evaluation's folder, when it is not in the bundle. Returns what was found
+    in short; the verdict is no error. Raises UserError for a bundle that has been changed.
+    """
+    gated = gate_bundle(bundle, limits=[("recipe", gate.changed(limits))], reference=reference)
+    report = gated.report
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "gate.json").write_text(report.to_json(), encoding="utf-8")
+    (folder / "gate.md").write_text(markdown.of_report(report), encoding="utf-8")
+    (folder / "gate.xml").write_text(junit.of_report(report), encoding="utf-8")
+    if gated.answers_N is not None:
+        np.save(folder / ANSWERS, gated.answers_N, allow_pickle=False)
+    return {
+        "verdict": report.verdict,
+        "blame": report.blame,
+        "target_top1": report.accuracy and report.accuracy.target_top1,
+        "drop_points": report.accuracy and report.accuracy.drop_points,
+        "p50_ms": report.latency and report.latency.target_ms and report.latency.target_ms["p50"],
+        "speedup_vs_float": report.latency and report.latency.speedup_vs_float,
+    }
+
+
+def gate_bundle(
+    path: Path, *, limits: Layers = (), reference: Path | None = None, expect_sha256: str | None = None
+) -> Gated:
+    """Gates the bundle in a folder or a zip.
+
+    limits: (origin, values of recipe.Limits) laid over the bundle's own, later ones first in force.
+    expect_sha256: what the bundle's digest must begin with.
+    """
+    with bundle.opened(path) as opened:
+        _check_digest(opened, expect_sha256)
+        images = evaluation.read(evaluation_folder(opened, reference), opened.manifest.evaluation_sha256)
+        _check_fit(opened, images)
+        held = gate.HeldLimits([("bundle", gate.changed(opened.manifest.limits)), *limits])
+        runtime = registry.load(opened.manifest.target.runtime)
+        probe = runtime.probe()
+        if probe.version is None:
+            raise UserError(probe.problem or f"{runtime.name} is not installed", probe.fix or "install it")
+        if probe.problem:
+            return _without_device(opened, images, held, runtime, probe)
+        return _on_device(opened, images, held, runtime)
+
+
+def open_sessions(stack: ExitStack, opened: Bundle, runtime: Runtime, *, floats: bool = True) -> "list[Opened]":
+    """Sessions of the bundle's artefacts, int8 first, then each float one in each precision that the device has."""
+    target, options = opened.manifest.target, opened.manifest.session_options
+    asked: list[tuple[str, str, list[Path], Target]] = [("int8", target.precision, opened.int8, target)]
+    for graph, files in opened.floats.items() if floats else ():
+        for precision in runtime.float_precisions(target) if graph == "f32" else (graph,):
+            asked.append((precision, precision, files, _in_precision(target, graph, precision)))
+    return [_open(stack, runtime, *one, options) for one in asked]
+
+
+def timed_batches(opened: Bundle, images: Evaluation) -> list[np.ndarray]:
+    """Up to TIMED_BATCHES batches of different images, as the graph takes them, in memory."""
+    batch = opened.manifest.target.batch
+    count = max(1, min(TIMED_BATCHES, len(images.labels_N) // batch))
+    feed = graph_input(opened)
+    return [
+        feed(images.images_NHWC[np.arange(i * batch, (i + 1) * batch) % len(images.labels_N)]) for i in range(count)
+    ]
+
+
+def graph_input(opened: Bundle) -> Callable[[np.ndarray], np.ndarray]:
+    """What turns uint8 (B, H, W, 3) images into the graph's input: nothing, or normalisation to float (B, 3, H, W)."""
+    if opened.manifest.input_layout == "uint8-nhwc":
+        return np.ascontiguousarray
+    preprocessing = opened.manifest.preprocessing
+    mean_C, std_C = (np.asarray(triple, np.float32) for triple in (preprocessing.mean, preprocessing.std))
+    return lambda images_BHWC: np.ascontiguousarray(
+        ((images_BHWC.astype(np.float32) / 255 - mean_C) / std_C).transpose(0, 3, 1, 2)
+    )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artefact ready to run. precision: of its floats; load_ms: from files to session."""
+
+    name: str
+    precision: str
+    session: Session
+    load_ms: float
+    size_bytes: int
+
+
+def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime) -> Gated:
+    manifest = opened.manifest
+    with ExitStack() as stack:
+        int8, *floats = open_sessions(stack, opened, runtime)
+        described = int8.session.describe()
+        parity, floats_NK = _parity(opened, images, floats)
+        coverage = gate.covered(int8.session.coverage(), manifest.expected_int8)
+        logits_NK = _logits(int8.session, opened, images)
+        parity = _with_int8(parity, floats_NK, logits_NK)
+        accuracy = gate.accuracy(images.labels_N, images.logits_NK, logits_NK, manifest.classes, held.values)
+        artefacts = _timed([int8, *floats], opened, images)
+    sound = [entry.precision for entry in parity.floats if entry.holds]
+    latency = gate.latency(
+        artefacts, sound, images.manifest.reference.latency_ms, batch=manifest.target.batch,
+        peak_memory_bytes=machine.peak_memory_bytes(),
+    )  # fmt: skip
+    checks = [
+        _integrity(opened, images, f"{runtime.name} {described['version']} on {described['device']}"),
+        gate.check_parity(parity),
+        gate.check_coverage(coverage, manifest.expected_int8),
+        gate.check_accuracy(accuracy, held.values),
+        gate.check_latency(latency, held.values),
+    ]
+    measured = {"parity": parity, "coverage": coverage, "accuracy": accuracy, "latency": latency}
+    return Gated(_report(opened, images, held, checks, described, measured), logits_NK.argmax(1))
+
+
+def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe) -> Gated:
+    """Nothing can be run here: the files are proved as far as they can be, the rest is unmeasured."""
+    proof = runtime.prove(opened.int8, opened.manifest.target) if hasattr(runtime, "prove") else ""
+    checks = [_integrity(opened, images, proof or f"{runtime.name} {probe.version}")]
+    checks += gate.unmeasured(f"{probe.problem}; {probe.fix}")
+    described = {"runtime": runtime.name, "version": probe.version}
+    measured = dict.fromkeys(("parity", "coverage", "accuracy", "latency"))
+    return Gated(_report(opened, images, held, checks, described, measured), None)
+
+
+def _check_digest(opened: Bundle, expected: str | None) -> None:
+    if expected is not None and (len(expected) < 12 or not opened.digest.startswith(expected.lower())):
+        raise UserError(
+            f"the bundle's SHA-256 is {opened.digest}, expected {expected}",
+            "get the bundle from where that digest was published; give at least 12 of its digits",
+        )
+
+
+def evaluation_folder(opened: Bundle, reference: Path | None) -> Path:
+    if reference is not None:
+        return reference
+    if not opened.evaluation_folder.is_dir():
+        raise UserError(
+            f"{opened.folder} holds no evaluation: its images travel apart",
+            "give the evaluation folder of the student's reference with --reference",
+        )
+    return opened.evaluation_folder
+
+
+def _check_fit(opened: Bundle, images: Evaluation) -> None:
+    """The evaluation must be of the bundle's classes and image size."""
+    manifest, size = opened.manifest, opened.manifest.preprocessing.image_size
+    if images.manifest.classes != manifest.classes:
+        raise UserError(
+            f"the evaluation has other classes ({len(images.manifest.classes)}) than the bundle ({len(manifest.classes)})",
+            "give the evaluation that was written for this student",
+        )
+    if images.images_NHWC.shape[1:3] != (size, size):
+        height, width = images.images_NHWC.shape[1:3]
+        raise UserError(
+            f"the evaluation's images are {width}×{height}, the bundle takes {size}×{size}",
+            "give the evaluation that was written for this student",
+        )
+
+
+def _in_precision(target: Target, graph: str, precision: str) -> Target:
+    """The target with its float precision set; a graph that is not f32 carries its precision itself."""
+    return target.model_copy(update={"precision": precision if graph == "f32" else "default"})
+
+
+def _open(
+    stack: ExitStack, runtime: Runtime, name: str, precision: str, files: Sequence[Path], target: Target,
+    options: Mapping[str, str],
+) -> Opened:  # fmt: skip
+    before = time.perf_counter_ns()
+    session = stack.enter_context(runtime.open(files, target, options))
+    load_ms = (time.perf_counter_ns() - before) / 1e6
+    return Opened(name, precision, session, load_ms, sum(path.stat().st_size for path in files))
+
+
+def _parity(opened: Bundle, images: Evaluation, floats: Sequence[Opened]) -> tuple[Parity, dict[str, np.ndarray]]:
+    """Every float artefact on the first images, which are a random sample; and their logits."""
+    n = min(PARITY_IMAGES, len(images.labels_N))
+    sample_NHWC = graph_input(opened)(images.images_NHWC[:n])
+    logits_NK = {one.name: one.session.run(sample_NHWC) for one in floats}
+    entries = [
+        gate.float_parity(name, images.labels_N[:n], images.logits_NK[:n], found) for name, found in logits_NK.items()
+    ]
+    return Parity(floats=entries), logits_NK
+
+
+def _with_int8(parity: Parity, floats_NK: Mapping[str, np.ndarray], int8_NK: np.ndarray) -> Parity:
+    """Adds how int8 compares with the float artefact on this target."""
+    if not floats_NK:
+        return parity
+    float_NK = next(iter(floats_NK.values()))
+    same_NK = int8_NK[: len(float_NK)]
+    noise_db = metrics.sqnr_db(float_NK, same_NK)
+    return parity.model_copy(
+        update={
+            "int8_sqnr_db": noise_db if np.isfinite(noise_db) else None,
+            "int8_agreement": metrics.agreement(float_NK.argmax(1), same_NK.argmax(1)),
+        }
+    )
+
+
+def _logits(session: Session, opened: Bundle, images: Evaluation) -> np.ndarray:
+    """float32 logits (N, K) of every image."""
+    feed, n = graph_input(opened), len(images.labels_N)
+    logits = []
+    with progress(f"accuracy on {opened.manifest.target.name}", n, unit="images") as advance:
+        for start, stop in _pieces(n, opened.manifest.target.batch):
+            logits.append(session.run(feed(images.images_NHWC[start:stop])))
+            advance(stop - start)
+    return np.concatenate(logits)
+
+
+def _pieces(n: int, batch: int) -> Iterator[tuple[int, int]]:
+    """Ranges of some dozens of images that are whole batches, but for the last."""
+    step = batch * max(1, 64 // batch)
+    return ((start, min(start + step, n)) for start in range(0, n, step))
+
+
+def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation) -> list[Artefact]:
+    batches, target = timed_batches(opened, images), opened.manifest.target
+    queries = {one.name: clock.query(one.session, batches) for one in artefacts}
+    with progress(f"latency on {target.name}", 100, unit="%") as advance:
+        latencies = clock.interleaved(queries, target.protocol, advance)
+    return [
+        Artefact(
+            name=one.name,
+            precision=one.precision,
+            ms=metrics.percentiles(latencies[one.name]),
+            load_ms=one.load_ms,
+            size_bytes=one.size_bytes,
+        )
+        for one in artefacts
+    ]
+
+
+def _integrity(opened: Bundle, images: Evaluation, runs_on: str) -> Check:
+    detail = f"{len(opened.manifest.files)} files and {images.manifest.n} images as they were written; {runs_on}"
+    return Check(name="integrity", verdict="pass", detail=detail)
+
+
+def _report(
+    opened: Bundle, images: Evaluation, held: gate.HeldLimits, checks: list[Check], described: Mapping[str, Any],
+    measured: Mapping[str, Any],
+) -> Report:  # fmt: skip
+    verdict, blame = gate.overall(checks)
+    return Report.model_validate(
+        {
+            "schema": "vit-edge/gate/1",
+            "verdict": verdict,
+            "blame": blame,
+            "target": opened.manifest.target.name,
+            "model": opened.manifest.model.name,
+            "bundle_sha256": opened.digest,
+            "checks": checks,
+            "limits": held.listed(),
+            **measured,
+            "reference": {**images.manifest.reference.model_dump(), "data": images.manifest.data},
+            "device": machine.machine(),
+            "runtime": {"name": described["runtime"], **{k: v for k, v in described.items() if k != "runtime"}},
+            "provenance": opened.manifest.provenance,
+        }
+    )
