@@ -42,7 +42,8 @@ def loaded(source, config=CONFIG, classes=7, size=32, role="teacher"):
     """A fresh model with the weights, and what was said."""
     torch.manual_seed(3)
     model, said = zoo.create(config, classes, size).eval(), []
-    load_weights(model, str(source), config=config, classes=classes, role=role, say=said.append)
+    names = [str(k) for k in range(classes)]
+    load_weights(model, str(source), config=config, classes=names, role=role, say=said.append)
     return model, "\n".join(said)
 
 
@@ -220,7 +221,7 @@ def test_timm_architectures_with_their_own_filter(tmp_path):
     torch.save({"model": theirs.state_dict()}, tmp_path / "swin.pth")
     model, said = loaded(tmp_path / "swin.pth", config=config, size=64)
     assert_same(model, theirs, torch.randn(1, 3, 64, 64))
-    model, said = loaded(tmp_path / "swin.pth", config=config, size=128, classes=3, role="student")
+    model, said = loaded(tmp_path / "swin.pth", config=config, size=128, classes=3, role="finetune")
     assert "timm resampled" in said
     assert "replaced by a new one for 3 classes" in said
 
@@ -239,7 +240,7 @@ def test_timms_dinov2_from_the_original_names(tmp_path):
 def test_a_cnns_head_is_replaced_for_other_classes(tmp_path):
     config = ModelConfig(name="mobilenetv3_small_050")
     torch.save(timm.create_model(config.name, num_classes=1000).state_dict(), tmp_path / "cnn.pth")
-    model, said = loaded(tmp_path / "cnn.pth", config=config, role="student")
+    model, said = loaded(tmp_path / "cnn.pth", config=config, role="finetune")
     assert "has a head for 1000 classes" in said
     assert not model.classifier.weight.any()
 

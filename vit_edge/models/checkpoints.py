@@ -5,7 +5,7 @@ B batch, T tokens, N patches, D width, K classes.
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,13 +24,15 @@ NAMES_SHOWN = 3
 FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, TypeError)
 
 
-def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, classes: int, role: Role, say: Say) -> None:
-    """Loads `source` into `backbone`, which `zoo.create(config, classes, …)` made.
+def load_weights(
+    backbone: nn.Module, source: str, *, config: ModelConfig, classes: Sequence[str], role: Role, say: Say
+) -> None:
+    """Loads `source` into `backbone`, which `zoo.create(config, len(classes), …)` made.
 
     source: "pretrained" (the published weights, from the hub or its cache), or a file: safetensors, a torch pickle,
     a JAX archive, in the layout of timm, DeiT, torchvision, transformers, JAX, MAE, DINO or DINOv2.
-    role: a teacher is used as it is, so its head must have the K classes; a student or a model to fine-tune gets a
-    new head of zeros when it has not. say: told every choice in one line.
+    role: a teacher or student is used as it is, so its head must have the K classes; a model to fine-tune gets a new
+    head of zeros when it has not. say: told every choice in one line.
     Raises UserError when the weights cannot be had, are not whole, or are another architecture's.
     """
     path = _fetch(config.name, say) if source == "pretrained" else Path(source)
@@ -42,7 +44,7 @@ def load_weights(backbone: nn.Module, source: str, *, config: ModelConfig, class
         tensors = _fitted(tensors, backbone, say)
     heads = _head_names(backbone)
     _check_places(tensors, backbone, config, path, apart=lambda key: key in heads or key.startswith("pre_logits."))
-    tensors = _with_head(tensors, backbone, heads, classes, role, path, say)
+    tensors = _with_head(tensors, backbone, heads, len(classes), role, path, say)
     _check_places(tensors, backbone, config, path)
     _check_finite(tensors, path)
     backbone.load_state_dict(tensors)
@@ -137,10 +139,10 @@ def _with_head(
         return tensors
     found = [tensors[key].shape[0] for key in heads[:1] if key in tensors]
     has = f"a head for {found[0]} classes ({_shape(tensors[heads[0]])})" if found else "no head"
-    if role == "teacher":
+    if role != "finetune":
         raise UserError(
             f"{path} has {has}, expected one for {classes} classes",
-            "fine-tune the teacher on this data (give it training), or use weights that were trained on these classes",
+            f"fine-tune the {role} on this data (give it training), or use weights that were trained on these classes",
         )
     say(f"{path} has {has}: replaced by a new one for {classes} classes, to be trained")
     dropped = [*heads, *(key for key in tensors if key.startswith("pre_logits.") and key not in expected)]

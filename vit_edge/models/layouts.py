@@ -15,7 +15,7 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
-WRAPPING_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.", "student.", "teacher.")
+WRAPPING_PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", "student.", "teacher.")
 
 TORCHVISION: Rules = (
     (r"^class_token$", "cls_token"),
