@@ -25,9 +25,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.train: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --upgrade -e ".[all]"
+	$(BIN)/python -m pip install --quiet -e ".[all]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --upgrade -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@ $(VENV)/.train

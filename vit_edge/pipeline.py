@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from vit_edge import evaluation
 from vit_edge import recipe as recipes
 from vit_edge import target as targets
 from vit_edge.data import datasets
@@ -152,10 +153,12 @@ class Pipeline:
 
     def _int8(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
+            from vit_edge.quantization.calibration import refuse_gate_images
             from vit_edge.stages import int8
 
             student = self.done["student"]
             images_NHWC = self.material.calibration(read_card(student).preprocessing)
+            refuse_gate_images(images_NHWC, evaluation.read(self.done["reference"] / "evaluation").images_NHWC)
             return int8.run(folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8)
 
         data = self.recipe.data

@@ -52,14 +52,15 @@ def run(folder: Path, *, student: Path, teacher: Path | None, material: Material
             versions={"torch": torch.__version__, "python": platform.python_version()} | versions("timm"),
         ),
     )
-    return {"student_top1": top1, "latency_ms": latency_ms, "device": place.type} | _teacher(
-        folder, teacher, material, place
-    )
+    return {
+        "device": place.type,
+        "latency_ms": latency_ms,
+        "student": {"top1": top1, "n": len(labels_N)} | _size(model, student),
+        "teacher": None if teacher is None else _teacher(folder, teacher, material, place),
+    }
 
 
-def _teacher(folder: Path, teacher: Path | None, material: Material, place: torch.device) -> dict[str, Any]:
-    if teacher is None:
-        return {"teacher_top1": None}
+def _teacher(folder: Path, teacher: Path, material: Material, place: torch.device) -> dict[str, Any]:
     model = models.load(teacher).classifier.to(place).eval()
     images_NHWC, labels_N = material.gate(model.preprocessing)
     answers_N = _logits("teacher's answers", model, images_NHWC, place).argmax(axis=1).astype(np.int64)

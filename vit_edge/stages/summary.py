@@ -5,14 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from vit_edge import bundle, evaluation, gate, ledger
+from vit_edge import bundle, evaluation, ledger
 from vit_edge.pipeline import Pipeline
-from vit_edge.report import console, html
+from vit_edge.report import console, html, words
 from vit_edge.report.schema import Report
 from vit_edge.stages.gate import ANSWERS
 
 REPORT = "report.html"
 TEACHER_ANSWERS = "teacher_answers.npy"
+VERDICT_HEAD = ("target", "verdict", "required", "drop, points", "int8 p50", "float p50", "recommended")
+WORST = (0, 3, 1)
+"""Exit codes from the best to the worst: pass, undecided or unmeasured, fail."""
 
 
 def write_and_print(pipeline: Pipeline) -> int:
@@ -23,10 +26,10 @@ def write_and_print(pipeline: Pipeline) -> int:
     page = html.page(reports=list(reports.values()), ledger=found, title=f"vit-edge: {pipeline.recipe.name}")
     (pipeline.folder / REPORT).write_text(page, encoding="utf-8")
     console.show_ledger(found)
-    console.show_verdicts(reports.values())
-    console.show_line(f"report: {pipeline.folder / REPORT}")
-    required = [reports[name] for name in pipeline.required_names]
-    return gate.worst_exit_code(report.verdict for report in required)
+    print()
+    console.show_table(VERDICT_HEAD, [_verdict_row(report, name in pipeline.required_names) for name, report in reports.items()])
+    print(f"\nreport: {pipeline.folder / REPORT}")
+    return max((reports[name].exit_code for name in pipeline.required_names), key=WORST.index, default=0)
 
 
 def _torch_rows(pipeline: Pipeline) -> list[ledger.Row]:
@@ -61,3 +64,12 @@ def _report(folder: Path) -> Report:
 def _teacher_answers(reference: Path) -> Any:
     path = reference / TEACHER_ANSWERS
     return np.load(path, allow_pickle=False) if path.exists() else None
+
+
+def _verdict_row(report: Report, required: bool) -> tuple[str, ...]:
+    accuracy, latency = report.accuracy, report.latency
+    drop = f"{accuracy.drop_points:.2f} (≤ {accuracy.drop_upper95_one_sided:.2f})" if accuracy else words.NOT_MEASURED
+    int8 = words.ms(latency.target_ms["p50"]) if latency and latency.target_ms else words.NOT_MEASURED
+    floats = words.ms(latency.float_ms["p50"]) if latency and latency.float_ms else words.NOT_MEASURED
+    recommended = latency.recommended if latency and latency.recommended else words.NOT_MEASURED
+    return (report.target, report.verdict, "yes" if required else "no", drop, int8, floats, recommended)
