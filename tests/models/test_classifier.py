@@ -115,3 +115,14 @@ def test_attention_of_timms_models_can_be_made_explicit():
     model.set_fused_attention(False)
     assert not model.backbone.blocks[0].attn.fused_attn
     torch.testing.assert_close(model(pixels()), fused, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["deit_ti16", "mobilenetv3_small_050", "swin_tiny_patch4_window7_224"])
+def test_exports_from_pixels_with_any_batch(name):
+    config = ModelConfig(name=name, depth=1 if name in zoo.OURS else None)
+    model = Classifier(zoo.create(config, 3, 64), zoo.preprocessing(config, 64)).eval()
+    model.set_fused_attention(False)
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    exported = torch.export.export(model, (pixels(64),), dynamic_shapes=(batch,), strict=False).module()
+    five = pixels(64).repeat(3, 1, 1, 1)[:5]
+    torch.testing.assert_close(exported(five), model(five))

@@ -30,6 +30,7 @@ class Classifier(nn.Module):
 
     Resizes to `image_size` when the pixels come in another size, normalises, and calls the backbone, so that models
     of different resolution and normalisation share one view. With a DeiT token, training gives the backbone's pair.
+    With `intermediates`, which our own ViT takes, its (logits, record).
     """
 
     mean: Tensor
@@ -42,8 +43,9 @@ class Classifier(nn.Module):
         self.register_buffer("mean", _channels(preprocessing.mean), persistent=False)
         self.register_buffer("std", _channels(preprocessing.std), persistent=False)
 
-    def forward(self, pixels_BCHW: Tensor, **backbone_options: Any) -> Any:
-        return self.backbone(self.normalise(pixels_BCHW), **backbone_options)
+    def forward(self, pixels_BCHW: Tensor, intermediates: bool = False) -> Any:
+        inputs_BCHW = self.normalise(pixels_BCHW)
+        return self.backbone(inputs_BCHW, intermediates=True) if intermediates else self.backbone(inputs_BCHW)
 
     def normalise(self, pixels_BCHW: Tensor) -> Tensor:
         """The backbone's float input: resized if need be (antialiased), (pixels/255 - mean) / std."""
