@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,7 +183,7 @@ def _unzip(archive: Path, folder: Path) -> None:
                 if is_link or not _stays_inside(entry.filename.rstrip("/")):
                     raise UserError(f"{archive} holds {entry.filename!r}, which leaves the bundle", COPY_AGAIN)
             zipped.extractall(folder)
-    except (OSError, zipfile.BadZipFile, RuntimeError) as err:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as err:
         raise UserError(f"{archive} cannot be unpacked: {err}", COPY_AGAIN) from err
 
 
