@@ -4,20 +4,23 @@ B batch, C = 3 channels, H×W image, K classes, O and I output and input channel
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from vit_edge.export.served_vit import ServedViT
 from vit_edge.models.classifier import Classifier
 from vit_edge.models.vit import VisionTransformer
-from vit_edge.quantization.products import parameter
+from vit_edge.quantization.products import WEIGHTED, parameter
 
 aten = torch.ops.aten
 MAX_BATCH = 4096
+CONVOLUTIONS = (aten.conv2d.default, aten.conv2d.padding)
 
 
 def deployable(classifier: Classifier) -> GraphModule:
@@ -31,27 +34,34 @@ def deployable(classifier: Classifier) -> GraphModule:
 
 
 class Served(nn.Module):
-    """Pixels minus 128, normalised, through the backbone. The classifier is used up."""
+    """uint8 images (B, H, W, 3) → logits (B, K): pixels minus 128, normalised, through the backbone."""
 
     def __init__(self, classifier: Classifier):
+        """The classifier is used up."""
         super().__init__()
         mean_C, std_C = classifier.mean.flatten(), classifier.std.flatten()
-        self.scale_C11 = nn.Parameter((1 / std_C)[:, None, None])
-        self.shift_C11 = nn.Parameter(((128 - mean_C) / std_C)[:, None, None])
-        backbone = classifier.backbone
-        self.backbone = ServedViT(backbone) if isinstance(backbone, VisionTransformer) else explicit_attention(backbone)
+        scale_C, shift_C = 1 / std_C, (128 - mean_C) / std_C
+        self.scale_C11 = nn.Parameter(scale_C[:, None, None])
+        self.shift_C11 = nn.Parameter(shift_C[:, None, None])
+        self.backbone = classifier.backbone
+        if isinstance(self.backbone, VisionTransformer):
+            self.backbone = ServedViT(self.backbone, scale_C, shift_C)
+        else:
+            explicit_attention(self.backbone)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        centred_BCHW = images_BHWC.to(torch.float32).permute(0, 3, 1, 2) - 128.0
-        return self.backbone(centred_BCHW * self.scale_C11 + self.shift_C11)
+        centred_BHWC = images_BHWC.to(torch.float32) - 128.0
+        if isinstance(self.backbone, ServedViT):
+            return self.backbone(centred_BHWC)
+        return self.backbone(centred_BHWC.permute(0, 3, 1, 2) * self.scale_C11 + self.shift_C11)
 
 
-def explicit_attention(backbone: nn.Module) -> nn.Module:
+def explicit_attention(backbone: nn.Module) -> None:
     """Turns fused attention off wherever a module has timm's switch for it."""
-    for module in backbone.modules():
+    modules: Iterable[Any] = backbone.modules()
+    for module in modules:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    return backbone
 
 
 def exported(module: nn.Module, example: Tensor) -> GraphModule:
@@ -81,78 +91,114 @@ def folded(graph_module: GraphModule) -> GraphModule:
 
 
 def drop_dropout(_: GraphModule, node: Node) -> None:
-    """Dropout and copies do nothing in evaluation."""
+    """Dropout does nothing in evaluation."""
     if node.target in (aten.dropout.default, aten.feature_dropout.default, aten.dropout_.default):
-        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        node.replace_all_uses_with(node.all_input_nodes[0])
 
 
 def plain_mean(graph_module: GraphModule, node: Node) -> None:
     """Adaptive pooling to one position is a mean, which every runtime has; the exporter would gather by index."""
-    if node.target == aten.adaptive_avg_pool2d.default and tuple(node.args[1]) == (1, 1):  # type: ignore[arg-type]
-        with graph_module.graph.inserting_before(node):
-            mean = graph_module.graph.call_function(aten.mean.dim, (node.args[0], [-1, -2], True))
-        mean.meta = dict(node.meta)
-        node.replace_all_uses_with(mean)
+    if node.target != aten.adaptive_avg_pool2d.default or node.args[1] not in ([1, 1], (1, 1)):
+        return
+    with graph_module.graph.inserting_before(node):
+        mean = graph_module.graph.call_function(aten.mean.dim, (node.args[0], [-1, -2], True))
+    mean.meta = dict(node.meta)
+    node.replace_all_uses_with(mean)
+
+
+def bake_weight(graph_module: GraphModule, node: Node) -> None:
+    """A weight that is computed from parameters alone, a standardised one say, as a constant."""
+    if (
+        node.target not in WEIGHTED
+        or not _is_constant(node.args[1])
+        or parameter(graph_module, node.args[1]) is not None
+    ):
+        return
+    name = f"{node.name}_weight"
+    graph_module.register_parameter(name, nn.Parameter(_evaluated(graph_module, node.args[1]), requires_grad=False))
+    with graph_module.graph.inserting_before(node):
+        node.update_arg(1, graph_module.graph.get_attr(name))
 
 
 def fold_batch_norm(graph_module: GraphModule, node: Node) -> None:
     """A batch norm after a convolution, into its weight and bias (Jacob et al. 2018, §3.2)."""
     if node.target != aten.batch_norm.default:
         return
-    conv, weight, bias, mean, var, _, _, epsilon = node.args[:8]
-    if not (isinstance(conv, Node) and conv.target in (aten.conv2d.default, aten.conv2d.padding)):
+    conv, *norm = node.args[:5]
+    if not (isinstance(conv, Node) and conv.target in CONVOLUTIONS and len(conv.users) == 1):
         return
-    if len(conv.users) > 1 or not _is_own_weight(conv.args[1]):
+    weight, bias = (parameter(graph_module, argument) for argument in (_argument(conv, 1), _argument(conv, 2)))
+    gamma, beta, mean, variance = (parameter(graph_module, argument) for argument in norm)
+    if weight is None or mean is None or variance is None:
         return
-    tensors = [parameter(graph_module, argument) for argument in (conv.args[1], _bias(conv), mean, var, weight, bias)]
-    new_weight, new_bias = fuse_conv_bn_weights(*tensors[:4], epsilon, *tensors[4:])  # type: ignore[arg-type]
-    _set_weight(graph_module, conv, new_weight, new_bias)
+    epsilon: Any = node.args[7]
+    new = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gamma, beta)
+    _set_weight(graph_module, conv, *new)
     node.replace_all_uses_with(conv)
 
 
 def fold_normalisation(graph_module: GraphModule, conv: Node) -> None:
     """conv(x·s + t; W, b) = conv(x; W·s, b + ΣW·t) for one s and t a channel, when no border is padded."""
-    if conv.target != aten.conv2d.default or any(_argument(conv, 4, [0, 0])):
+    if (
+        conv.target != aten.conv2d.default
+        or _argument(conv, 4) not in (None, [0, 0])
+        or _argument(conv, 6) not in (None, 1)
+    ):
         return
-    add = conv.args[0]
-    if not (_is_call(add, aten.add.Tensor) and _is_call(add.args[0], aten.mul.Tensor)):  # type: ignore[union-attr]
+    add: Any = conv.args[0]
+    mul = _only_source(add, aten.add.Tensor)
+    pixels = _only_source(mul, aten.mul.Tensor)
+    if pixels is None:
         return
-    mul = add.args[0]  # type: ignore[union-attr]
-    if len(add.users) > 1 or len(mul.users) > 1 or _argument(conv, 6, 1) != 1:  # type: ignore[union-attr]
+    scale_I11, shift_I11 = parameter(graph_module, mul.args[1]), parameter(graph_module, add.args[1])
+    weight_OIHW, bias_O = parameter(graph_module, conv.args[1]), parameter(graph_module, _argument(conv, 2))
+    if weight_OIHW is None or not _is_per_channel(scale_I11) or not _is_per_channel(shift_I11):
         return
-    scale, shift = parameter(graph_module, mul.args[1]), parameter(graph_module, add.args[1])  # type: ignore[union-attr]
-    if scale is None or shift is None or scale.shape[1:] != (1, 1) or shift.shape[1:] != (1, 1):
-        return
-    weight_OIHW, bias = parameter(graph_module, conv.args[1]), parameter(graph_module, _bias(conv))
-    assert weight_OIHW is not None
-    moved_O = (weight_OIHW.double() * shift.double()).sum(dim=(1, 2, 3)).float()
-    _set_weight(graph_module, conv, weight_OIHW * scale, moved_O if bias is None else bias + moved_O)
-    conv.update_arg(0, mul.args[0])  # type: ignore[union-attr]
+    moved_O = (weight_OIHW.double() * shift_I11).sum(dim=(1, 2, 3)).float()
+    _set_weight(graph_module, conv, weight_OIHW * scale_I11, moved_O if bias_O is None else bias_O + moved_O)
+    conv.update_arg(0, pixels)
 
 
-def _is_call(node: object, target: object) -> bool:
-    return isinstance(node, Node) and node.target == target
+def _is_per_channel(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return tensor is not None and tensor.shape[1:] == (1, 1)
 
 
-def _is_own_weight(node: object) -> bool:
-    return isinstance(node, Node) and node.op == "get_attr" and len(node.users) == 1
+def _only_source(node: Any, target: object) -> Any:
+    """The first argument of a call of `target` that one node alone reads; None for any other node."""
+    if isinstance(node, Node) and node.target == target and len(node.users) == 1:
+        return node.args[0]
+    return None
 
 
-def _argument(node: Node, index: int, default: object) -> object:
-    return node.args[index] if len(node.args) > index else default
+def _is_constant(node: object) -> bool:
+    """Whether the node hangs on parameters alone."""
+    if not isinstance(node, Node) or node.op not in ("get_attr", "call_function"):
+        return False
+    return all(_is_constant(source) for source in node.all_input_nodes)
 
 
-def _bias(conv: Node) -> object:
-    return _argument(conv, 2, None)
+def _evaluated(graph_module: GraphModule, node: object) -> Tensor:
+    """The value of a node that hangs on parameters alone."""
+    assert isinstance(node, Node)
+    if node.op == "get_attr":
+        value = parameter(graph_module, node)
+        assert value is not None
+        return value
+    assert callable(node.target)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda source: _evaluated(graph_module, source))
+    return node.target(*args, **kwargs)
+
+
+def _argument(node: Node, index: int) -> Any:
+    """An argument, or None where it is left at its default."""
+    return node.args[index] if len(node.args) > index else None
 
 
 def _set_weight(graph_module: GraphModule, conv: Node, weight: Tensor, bias: Tensor) -> None:
-    """Gives the convolution a new weight and bias, beside the weight that it has."""
-    owner, _, name = str(conv.args[1].target).rpartition(".")  # type: ignore[union-attr]
-    module = graph_module.get_submodule(owner)
-    setattr(module, name, nn.Parameter(weight.detach()))
-    setattr(module, f"{name}_bias", nn.Parameter(bias.detach()))
+    """Gives the convolution a weight and bias of its own."""
+    names = (f"{conv.name}_folded_weight", f"{conv.name}_folded_bias")
+    for name, tensor in zip(names, (weight, bias), strict=True):
+        graph_module.register_parameter(name, nn.Parameter(tensor.detach(), requires_grad=False))
     with graph_module.graph.inserting_before(conv):
-        node = graph_module.graph.get_attr(f"{owner}.{name}_bias" if owner else f"{name}_bias")
-    node.meta = {"val": bias.detach()}
-    conv.update_arg(2, node) if len(conv.args) > 2 else setattr(conv, "args", (*conv.args, node))
+        nodes = [graph_module.graph.get_attr(name) for name in names]
+    conv.args = (conv.args[0], *nodes, *conv.args[3:])

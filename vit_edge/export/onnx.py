@@ -6,28 +6,27 @@ Input "images": uint8 (B, H, W, 3); output "logits": float32 (B, K). Opset 20 ke
 import ast
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
 from onnxscript import optimizer
-from torch.fx import GraphModule
+from torch import nn
 
 from vit_edge.export.fold import MAX_BATCH
-from vit_edge.quantization.ranges import Range
+from vit_edge.export.graph import PRODUCTS, array, entry, initializer, name_of, producer, product_name, products
 from vit_edge.quantization.products import PREFIX, Product, name_in
+from vit_edge.quantization.ranges import Range
 
 OPSET = 20
 INPUT, OUTPUT = "images", "logits"
-PRODUCTS = ("MatMul", "Gemm", "Conv")
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def to_onnx(graph_module: GraphModule, image_size: int) -> ir.Model:
+def to_onnx(graph_module: nn.Module, image_size: int) -> ir.Model:
     """The graph, float or converted to int8, with a free batch size."""
     example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
@@ -46,7 +45,7 @@ def clean(model: ir.Model) -> ir.Model:
     name_nodes(model)
     for node in list(model.graph):
         transpose_weight(model, node)
-    for node in _products(model):
+    for node in products(model):
         own_parameters(model, node)
     tidy(model)
     forget_shapes(model, "batch")
@@ -58,7 +57,7 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
     fixed = model.clone()
     forget_shapes(fixed, batch)
     optimizer.optimize(fixed, num_iterations=4)
-    for node in _products(fixed):
+    for node in products(fixed):
         own_parameters(fixed, node)
     tidy(fixed)
     return passes.ShapeInferencePass()(fixed).model
@@ -74,6 +73,24 @@ def load(path: Path) -> ir.Model:
     return ir.from_proto(onnx.load(path))
 
 
+def ranges_by_value(model: ir.Model, found: Sequence[Product], ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Ranges by the canonical graph's value names, from those by the exported graph's node names.
+
+    `found` are the exported graph's products; the ONNX nodes bear their names.
+    """
+    nodes = {product_name(node): node for node in products(model)}
+    by_value = {}
+    for product in found:
+        if product.kind == "other":
+            continue
+        node = nodes[product.name]
+        for index, source in enumerate(product.inputs):
+            by_value[name_of(_before_quantization(entry(node, index)))] = ranges[source.name]
+        if product.kind == "conv":
+            by_value[name_of(node.outputs[0])] = ranges[product.node.name]
+    return by_value
+
+
 def name_nodes(model: ir.Model) -> None:
     """MODULE/OPERATOR for every node; matrix products bear the names of `quantization.products` before the slash.
 
@@ -83,27 +100,21 @@ def name_nodes(model: ir.Model) -> None:
     for node in model.graph:
         path = _module_path(node)
         if node.op_type in PRODUCTS:
-            node.name = f"{name_in(path, _is_weight(node.inputs[1]), seen)}/{node.op_type}"
+            node.name = f"{name_in(path, _is_weight(entry(node, 1)), seen)}/{node.op_type}"
         else:
             node.name = name_in(f"{path}/{node.op_type}", True, seen)
 
 
-def product_name(node: ir.Node) -> str:
-    """The name that a matrix product of ours has in `quantization.products`."""
-    assert node.op_type in PRODUCTS
-    return str(node.name).rpartition("/")[0]
-
-
 def transpose_weight(model: ir.Model, node: ir.Node) -> None:
     """Transpose(DequantizeLinear(W)) as DequantizeLinear(Wᵀ): runtimes look for the pair next to the product."""
-    if node.op_type != "Transpose" or not _is_dequantized_weight(node.inputs[0]):
+    dequantize = producer(entry(node, 0), "DequantizeLinear") if node.op_type == "Transpose" else None
+    if dequantize is None or not entry(dequantize, 0).is_initializer():
         return
-    dequantize = node.inputs[0].producer()
-    weight = dequantize.inputs[0]
+    weight, order = entry(dequantize, 0), list(node.attributes["perm"].as_ints())
     assert len(weight.uses()) == len(dequantize.outputs[0].uses()) == 1
-    weight.const_value = ir.tensor(weight.const_value.numpy().transpose(node.attributes["perm"].as_ints()).copy())
-    weight.shape = ir.Shape(weight.const_value.shape)
-    axis = node.attributes["perm"].as_ints().index(dequantize.attributes["axis"].as_int())
+    transposed = array(weight).transpose(order).copy()
+    dequantize.replace_input_with(0, initializer(model, f"{weight.name}_transposed", transposed))
+    axis = order.index(dequantize.attributes["axis"].as_int())
     dequantize.attributes["axis"] = ir.AttrInt64("axis", axis)
     node.outputs[0].replace_all_uses_with(dequantize.outputs[0])
     model.graph.remove(node, safe=True)
@@ -114,26 +125,16 @@ def own_parameters(model: ir.Model, product: ir.Node) -> None:
 
     OpenVINO's converter leaves a product in float when another weight has the very same constant.
     """
-    dequantize = product.inputs[1].producer()
-    if dequantize is None or dequantize.op_type != "DequantizeLinear":
+    dequantize = producer(entry(product, 1), "DequantizeLinear")
+    if dequantize is None:
         return
     for index, suffix in enumerate(("weight", "weight_scale", "weight_zero_point")):
-        name = f"{product_name(product)}.{suffix}"
-        dequantize.replace_input_with(index, initializer(model, name, dequantize.inputs[index].const_value.numpy()))
-
-
-def initializer(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """The initialiser of that name, made when there is none."""
-    if name not in model.graph.initializers:
-        dtype = ir.TensorType(ir.DataType.from_numpy(array.dtype))
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=dtype)
-        model.graph.register_initializer(value)
-    return model.graph.initializers[name]
+        constant = initializer(model, f"{product_name(product)}.{suffix}", array(entry(dequantize, index)))
+        dequantize.replace_input_with(index, constant)
 
 
 def tidy(model: ir.Model) -> None:
-    """Removes unused nodes and initialisers, and the exporter's notes, which hold this machine's paths."""
+    """Removes unused nodes and constants, and the exporter's notes, which hold this machine's paths."""
     passes.RemoveUnusedNodesPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
@@ -147,11 +148,8 @@ def forget_shapes(model: ir.Model, batch: int | str) -> None:
             if not value.is_graph_output():
                 value.shape = None
     for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
         value.shape = ir.Shape([batch, *list(value.shape)[1:]])
-
-
-def _products(model: ir.Model) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type in PRODUCTS]
 
 
 def _module_path(node: ir.Node) -> str:
@@ -161,39 +159,15 @@ def _module_path(node: ir.Node) -> str:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Whether the value is an initialiser, perhaps dequantized and transposed."""
+    """Whether the value is a constant, perhaps dequantized and transposed."""
     node = value.producer()
     if node is None:
         return value.is_initializer()
-    return node.op_type in ("Transpose", "DequantizeLinear") and _is_weight(node.inputs[0])
-
-
-def _is_dequantized_weight(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == "DequantizeLinear" and node.inputs[0].is_initializer()
-
-
-def ranges_by_value(model: ir.Model, found: list[Product], ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Ranges by the canonical graph's value names, from those by the exported graph's node names.
-
-    `found` are the exported graph's products; the ONNX nodes bear their names.
-    """
-    nodes = {product_name(node): node for node in _products(model)}
-    by_value = {}
-    for product in found:
-        if product.kind == "other":
-            continue
-        node = nodes[product.name]
-        for value, source in zip(node.inputs, product.inputs, strict=False):
-            by_value[_before_quantization(value).name] = ranges[source.name]
-        if product.kind == "conv":
-            by_value[node.outputs[0].name] = ranges[product.node.name]
-    return by_value
+    return node.op_type in ("Transpose", "DequantizeLinear") and _is_weight(entry(node, 0))
 
 
 def _before_quantization(value: ir.Value) -> ir.Value:
     for operator in ("DequantizeLinear", "QuantizeLinear"):
-        node = value.producer()
-        if node is not None and node.op_type == operator:
-            value = node.inputs[0]
+        node = producer(value, operator)
+        value = value if node is None else entry(node, 0)
     return value

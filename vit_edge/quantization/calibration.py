@@ -16,7 +16,8 @@ from vit_edge.quantization.products import Product, products
 from vit_edge.quantization.ranges import PIXELS, Range, Statistics
 
 aten = torch.ops.aten
-PIXEL_CHAIN = {aten.to.dtype, aten._to_copy.default, aten.permute.default, aten.sub.Tensor}
+VIEWS = {aten.permute.default, aten.unflatten.int, aten.flatten.using_ints, aten.reshape.default, aten.view.default}
+CASTS = {aten.to.dtype, aten._to_copy.default}
 
 
 def calibrate(
@@ -106,12 +107,10 @@ def _check_logits(logits_BK: torch.Tensor) -> None:
 
 
 def holds_pixels(node: Node) -> bool:
-    """Whether the node's value is the graph's uint8 input, moved and shifted by 128 but not scaled."""
-    shifted = False
-    while node.op == "call_function" and node.target in PIXEL_CHAIN:
+    """Whether the node's value is the graph's uint8 input, cut, moved and shifted by 128 but not scaled."""
+    shifts = []
+    while node.op == "call_function" and node.target in VIEWS | CASTS | {aten.sub.Tensor}:
         if node.target == aten.sub.Tensor:
-            if shifted or node.args[1] != 128:
-                return False
-            shifted = True
+            shifts.append(node.args[1])
         node = node.args[0]  # type: ignore[assignment]
-    return shifted and node.op == "placeholder"
+    return shifts == [128] and node.op == "placeholder"

@@ -22,8 +22,8 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from vit_edge.errors import unknown
-from vit_edge.quantization.ranges import Range
 from vit_edge.quantization.products import Product, parameter, products
+from vit_edge.quantization.ranges import Range
 
 ANNOTATION = "quantization_annotation"
 WEIGHT = QuantizationSpec(

@@ -1,0 +1,67 @@
+"""Reading and editing an ONNX graph, with what is certain in our graphs asserted in one place."""
+
+import numpy as np
+import onnx_ir as ir
+
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+
+
+def products(model: ir.Model) -> list[ir.Node]:
+    """The matrix products, in the graph's order."""
+    return [node for node in model.graph if node.op_type in PRODUCTS]
+
+
+def product_name(node: ir.Node) -> str:
+    """The name that a matrix product has in `quantization.products`; its node is NAME/OPERATOR."""
+    assert node.op_type in PRODUCTS
+    return str(node.name).rpartition("/")[0]
+
+
+def entry(node: ir.Node, index: int) -> ir.Value:
+    """An input that the operator cannot do without."""
+    value = node.inputs[index]
+    assert value is not None
+    return value
+
+
+def name_of(value: ir.Value) -> str:
+    assert value.name is not None
+    return value.name
+
+
+def array(value: ir.Value) -> np.ndarray:
+    """The numbers of a constant."""
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def scalar(value: ir.Value) -> float:
+    return float(array(value).reshape(()))
+
+
+def producer(value: ir.Value, operator: str) -> ir.Node | None:
+    """The node that makes the value, when it is of this operator."""
+    node = value.producer()
+    return node if node is not None and node.op_type == operator else None
+
+
+def only_consumer(value: ir.Value) -> ir.Node | None:
+    """The node that alone reads the value; None when several do, or the graph's output is it."""
+    consumers = value.consumers()
+    return consumers[0] if len(consumers) == 1 and not value.is_graph_output() else None
+
+
+def initializer(model: ir.Model, name: str, numbers: np.ndarray) -> ir.Value:
+    """The constant of that name, made when there is none."""
+    if name not in model.graph.initializers:
+        tensor = ir.tensor(numbers, name=name)
+        dtype = ir.TensorType(ir.DataType.from_numpy(numbers.dtype))
+        shape = ir.Shape(numbers.shape)
+        model.graph.register_initializer(ir.Value(name=name, const_value=tensor, shape=shape, type=dtype))
+    return model.graph.initializers[name]
+
+
+def skip(model: ir.Model, node: ir.Node) -> None:
+    """Takes a node out: who read its output reads its first input."""
+    node.outputs[0].replace_all_uses_with(entry(node, 0))
+    model.graph.remove(node, safe=True)
