@@ -55,21 +55,25 @@ MakeBundle = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def make_bundle(tmp_path_factory: pytest.TempPathFactory, tiny: TinyModel, tiny_evaluation: Path) -> MakeBundle:
-    """Makes a bundle for a target; keywords are the manifest's fields, and options of TinyModel.save in `int8`."""
+    """Makes a bundle for a target.
+
+    Keywords are fields of the manifest; int8: options of TinyModel.save; float_model: another one than int8's.
+    """
 
     def make(
         target_name: str, *, int8: dict[str, Any] | None = None, with_evaluation: bool = True,
-        target_fields: dict[str, Any] | None = None, **fields: Any,
+        target_fields: dict[str, Any] | None = None, float_model: TinyModel = tiny, **fields: Any,
     ) -> Path:  # fmt: skip
         aimed = target.load(target_name)
         protocol = aimed.protocol.model_copy(update=QUICK)
         aimed = aimed.model_copy(update={"threads": 1, "protocol": protocol, **(target_fields or {})})
         folder, runtime = tmp_path_factory.mktemp("bundle"), registry.load(aimed.runtime)
         models = tmp_path_factory.mktemp("onnx")
-        files = {
-            kind: runtime.build(tiny.save(models / f"{kind}.onnx", batch=aimed.batch, **options), aimed, folder / kind)
-            for kind, options in (("int8", {"int8": True, **(int8 or {})}), ("float", {}))
+        onnx_files = {
+            "int8": tiny.save(models / "int8.onnx", batch=aimed.batch, int8=True, **(int8 or {})),
+            "float": float_model.save(models / "float.onnx", batch=aimed.batch),
         }
+        files = {kind: runtime.build(path, aimed, folder / kind) for kind, path in onnx_files.items()}
         names = {kind: [path.relative_to(folder).as_posix() for path in paths] for kind, paths in files.items()}
         manifest = {
             "target": aimed.model_dump(mode="json"),

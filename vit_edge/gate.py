@@ -167,7 +167,7 @@ def check_accuracy(found: Accuracy, limits: Limits) -> Check:
 
 
 def latency(
-    artefacts: Sequence[Artefact], sound: Sequence[str], reference_ms: dict[str, float] | None, *, batch: int,
+    artefacts: Sequence[Artefact], sound: Sequence[str], reference_ms: metrics.Percentiles | None, *, batch: int,
     peak_memory_bytes: int | None,
 ) -> Latency:  # fmt: skip
     """int8 (the artefact of that name) against the fastest float artefact whose parity holds (`sound`: their names).

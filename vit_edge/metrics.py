@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import TypedDict
 
 Z95_ONE_SIDED = 1.6448536269514722
 Z80_POWER = 0.8416212335729143
@@ -50,10 +51,19 @@ def logit_error(reference_NK: np.ndarray, target_NK: np.ndarray) -> float:
     return 0.0 if worst == 0 else math.inf if spread == 0 else worst / spread
 
 
-def percentiles(latencies_ms: Sequence[float] | np.ndarray) -> dict[str, float]:
-    """{"p50", "p90", "p99": milliseconds, "n": count} of measured latencies."""
+class Percentiles(TypedDict):
+    """Milliseconds of a query, over n of them."""
+
+    p50: float
+    p90: float
+    p99: float
+    n: int
+
+
+def percentiles(latencies_ms: Sequence[float] | np.ndarray) -> Percentiles:
+    """Of measured latencies."""
     p50, p90, p99 = np.percentile(latencies_ms, (50, 90, 99))
-    return {"p50": float(p50), "p90": float(p90), "p99": float(p99), "n": len(latencies_ms)}
+    return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), n=len(latencies_ms))
 
 
 @dataclass(frozen=True)

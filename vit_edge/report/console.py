@@ -1,11 +1,12 @@
 """A gate's report, and a ledger, as text for a terminal or a pipe: readable at 80 columns."""
 
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +32,7 @@ def show_report(report: Report) -> None:
     for check in report.checks:
         console.print()
         console.print(Text.assemble((f"{check.verdict:10}", STYLES[check.verdict]), " ", (check.name, "bold")))
-        console.print(Padding(Text(check.detail), (0, 0, 0, 11)))
+        _print_indented(console, check.detail, 11)
     if report.latency:
         console.print(_table(words.LATENCY_HEAD, words.latency_rows(report.latency)))
     if report.accuracy and report.accuracy.worst_classes:
@@ -67,14 +68,18 @@ def show_doctor(found: Mapping[str, Any]) -> None:
         )
         lines = [f"{device}, float in {', '.join(probe['float_precisions'])}" for device in probe["devices"]]
         for line in lines if ready else [probe["problem"], f"fix: {probe['fix']}"]:
-            console.print(Padding(Text(line), (0, 0, 0, 2)))
+            _print_indented(console, line, 2)
     console.print()
     console.print(Text("training side (this command does not load it)", style="bold"))
-    console.print(
-        Padding(Text(", ".join(f"{name} {version}" for name, version in found["training"].items())), (0, 0, 0, 2))
-    )
+    _print_indented(console, ", ".join(f"{name} {version}" for name, version in found["training"].items()), 2)
     if found["training_fix"]:
-        console.print(Padding(Text(f"fix: {found['training_fix']}"), (0, 0, 0, 2)))
+        _print_indented(console, f"fix: {found['training_fix']}", 2)
+
+
+def _print_indented(console: Console, text: str, columns: int) -> None:
+    """Prints with a margin, no blanks at the lines' ends."""
+    for line in textwrap.wrap(text, console.width - columns, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(" " * columns + line), soft_wrap=True)
 
 
 def _console() -> Console:
@@ -83,9 +88,12 @@ def _console() -> Console:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Numbers to the right, words to the left."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for index, title in enumerate(head):
-        table.add_column(title, justify="left" if index == 0 else "right", overflow="fold")
+    rows = list(rows)
+    for title, column in zip_longest(head, zip(*rows, strict=True), fillvalue=()):
+        numbers = all(cell[:1] in "0123456789-" or cell == words.NOT_MEASURED for cell in column)
+        table.add_column(str(title), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

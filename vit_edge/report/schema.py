@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vit_edge.metrics import Percentiles
+
 Verdict = Literal["pass", "fail", "undecided", "unmeasured"]
 CheckVerdict = Literal["pass", "fail", "undecided", "unmeasured", "skipped"]
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "undecided": 3, "unmeasured": 3}
@@ -77,16 +79,16 @@ class Artefact(Part):
 
     name: str
     precision: str
-    ms: dict[str, float]
+    ms: Percentiles
     load_ms: float
     size_bytes: int
 
 
 class Latency(Part):
-    target_ms: dict[str, float] | None
-    float_ms: dict[str, float] | None
+    target_ms: Percentiles | None
+    float_ms: Percentiles | None
     float_precision: str | None
-    reference_ms: dict[str, float] | None
+    reference_ms: Percentiles | None
     speedup_vs_float: float | None = Field(description="p50 of the best float precision over p50 of int8")
     speedup_vs_f32: float | None
     ratio_vs_reference: float | None = Field(description="p50 of int8 over the reference's")
@@ -139,6 +141,6 @@ class BenchRow(Part):
     target: str
     artefact: str
     batch: int
-    ms: dict[str, float]
+    ms: Percentiles
     load_ms: float
     size_bytes: int

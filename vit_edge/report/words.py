@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vit_edge.ledger import Ledger
+from vit_edge.metrics import Percentiles
 from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
@@ -105,8 +106,8 @@ def value(limit: float | str | None) -> str:
 
 
 def _artefact_name(name: str, precision: str) -> str:
-    return name if name != "int8" or precision == "default" else f"int8, rest {precision}"
+    return f"int8, rest {precision}" if name == "int8" else name
 
 
-def _ms(percentiles: dict[str, float]) -> tuple[str, ...]:
-    return (*(ms(percentiles.get(key)) for key in ("p50", "p90", "p99")), count(int(percentiles.get("n", 0))))
+def _ms(found: Percentiles) -> tuple[str, ...]:
+    return ms(found["p50"]), ms(found["p90"]), ms(found["p99"]), count(found["n"])

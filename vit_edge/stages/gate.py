@@ -138,9 +138,10 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
         parity = _with_int8(parity, floats_NK, logits_NK)
         accuracy = gate.accuracy(images.labels_N, images.logits_NK, logits_NK, manifest.classes, held.values)
         artefacts = _timed([int8, *floats], opened, images)
+    reference_ms = _reference_ms(images)
     sound = [entry.precision for entry in parity.floats if entry.holds]
     latency = gate.latency(
-        artefacts, sound, images.manifest.reference.latency_ms, batch=manifest.target.batch,
+        artefacts, sound, reference_ms, batch=manifest.target.batch,
         peak_memory_bytes=machine.peak_memory_bytes(),
     )  # fmt: skip
     checks = [
@@ -211,7 +212,8 @@ def _open(
     before = time.perf_counter_ns()
     session = stack.enter_context(runtime.open(files, target, options))
     load_ms = (time.perf_counter_ns() - before) / 1e6
-    return Opened(name, precision, session, load_ms, sum(path.stat().st_size for path in files))
+    used = precision if precision != "default" else str(session.describe()["precision"])
+    return Opened(name, used, session, load_ms, sum(path.stat().st_size for path in files))
 
 
 def _parity(opened: Bundle, images: Evaluation, floats: Sequence[Opened]) -> tuple[Parity, dict[str, np.ndarray]]:
@@ -272,6 +274,13 @@ def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation) -> l
         )
         for one in artefacts
     ]
+
+
+def _reference_ms(images: Evaluation) -> metrics.Percentiles | None:
+    found = images.manifest.reference.latency_ms
+    if found is None:
+        return None
+    return metrics.Percentiles(p50=found["p50"], p90=found["p90"], p99=found["p99"], n=int(found["n"]))
 
 
 def _integrity(opened: Bundle, images: Evaluation, runs_on: str) -> Check:

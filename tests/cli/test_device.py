@@ -1,0 +1,138 @@
+"""The device's commands as a user runs them: in a process of their own, by their exit code and streams."""
+
+import json
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import MakeBundle
+from tests.tiny_model import digits
+
+FORBIDDEN = "torch torchvision timm torchao onnx onnxscript onnx_ir accelerate safetensors sklearn"
+WITHOUT_TRAINING = (
+    "import sys\n"
+    f"for name in {FORBIDDEN!r}.split(): sys.modules[name] = None\n"
+    "from vit_edge.cli.main import main\n"
+    "main()\n"
+)
+LOOSE = ("--max-drop", "5", "--min-relative-top1", "0.9")
+
+
+def vit_edge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command where nothing of the training side can be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRAINING, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+
+
+def two_lines(done: subprocess.CompletedProcess[str]) -> bool:
+    lines = done.stderr.splitlines()
+    return done.returncode == 2 and len(lines) == 2 and lines[0].startswith("error: ") and lines[1].startswith("fix: ")
+
+
+def test_a_passing_gate_exits_0_and_writes_its_reports(openvino_bundle: Path, tmp_path: Path) -> None:
+    files = {kind: tmp_path / "out" / f"gate.{kind}" for kind in ("json", "junit", "markdown", "html")}
+    options = [part for kind, path in files.items() for part in (f"--{kind}", path)]
+    done = vit_edge("gate", openvino_bundle, *LOOSE, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith("PASS")
+    assert json.loads(files["json"].read_text())["verdict"] == "pass"
+    assert ET.parse(files["junit"]).getroot().tag == "testsuites"
+
+
+def test_a_failing_gate_exits_1(ort_bundle: Path) -> None:
+    done = vit_edge("gate", ort_bundle, *LOOSE, "--max-p90-ms", "0.000001", "--json", "-")
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["blame"]) == ("fail", "latency")
+
+
+def test_an_undecided_gate_exits_3_or_what_it_is_told(ort_bundle: Path) -> None:
+    done = vit_edge("gate", ort_bundle, "--max-drop", "0.5")
+    assert done.returncode == 3
+    assert "images would decide" in " ".join(done.stdout.split())
+    assert vit_edge("gate", ort_bundle, "--max-drop", "0.5", "--undecided", "pass").returncode == 0
+
+
+def test_a_changed_byte_is_two_lines_and_exit_2(ort_bundle: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(ort_bundle, tmp_path / "bundle"))
+    path = copy / "int8" / "model.onnx"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    done = vit_edge("gate", copy)
+    assert two_lines(done), done.stderr
+    assert "model.onnx has been changed" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [("gate", "nowhere"), ("predict", "nowhere", "x.png"), ("bench", "nowhere")])
+def test_a_bundle_that_is_not_there_is_two_lines_and_exit_2(arguments: tuple[str, ...]) -> None:
+    assert two_lines(vit_edge(*arguments))
+
+
+def test_a_runtime_that_is_not_installed_is_exit_2_with_the_pip_command(openvino_bundle: Path) -> None:
+    program = "import sys\nsys.modules['openvino'] = None\n" + WITHOUT_TRAINING
+    done = subprocess.run(
+        [sys.executable, "-c", program, "gate", str(openvino_bundle)], capture_output=True, text=True, timeout=60
+    )
+    assert two_lines(done), done.stderr
+    assert 'pip install "vit-edge[openvino]"' in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_the_users_mistake(ort_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert two_lines(vit_edge("gate", ort_bundle, *LOOSE, "--json", tmp_path / "file" / "gate.json"))
+
+
+def test_predict(ort_bundle: Path, tmp_path: Path) -> None:
+    images_NHWC, labels_N = digits()
+    Image.fromarray(images_NHWC[0]).save(tmp_path / "digit.png")
+    done = vit_edge("predict", ort_bundle, tmp_path / "digit.png", "--json")
+    assert done.returncode == 0, done.stderr
+    [found] = json.loads(done.stdout)
+    assert next(iter(found["classes"])) == str(labels_N[0])
+    assert len(found["classes"]) == 5
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    assert two_lines(vit_edge("predict", ort_bundle, tmp_path / "bad.png"))
+
+
+def test_bench(ort_bundle: Path, openvino_bundle: Path) -> None:
+    done = vit_edge("bench", ort_bundle, openvino_bundle, "--seconds", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["target"] for row in rows} == {"onnxruntime", "openvino"}
+
+
+def test_doctor_names_what_is_here_and_what_is_missing() -> None:
+    done = vit_edge("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [probe["runtime"] for probe in found["runtimes"]] == ["onnxruntime", "openvino", "tensorrt"]
+    assert all(probe["problem"] is None or probe["fix"] for probe in found["runtimes"])
+    assert vit_edge("doctor").stdout.startswith("python ")
+
+
+def test_targets_lists_every_profile_that_ships() -> None:
+    done = vit_edge("targets", "--json")
+    names = {profile["name"] for profile in json.loads(done.stdout)}
+    shipped = {path.stem for path in (Path(__file__).parents[2] / "targets").glob("*.yaml")}
+    assert names == shipped | {"onnxruntime", "openvino", "tensorrt"}
+
+
+def test_a_target_that_cannot_run_here_exits_3(make_bundle: MakeBundle) -> None:
+    from tests.conftest import require
+    from vit_edge.runtimes import cuda
+
+    require("tensorrt_rtx_bindings", "tensorrt")
+    if cuda.missing_gpu() is None:
+        pytest.skip("a GPU is here: the gate measures")
+    done = vit_edge("gate", make_bundle("tensorrt"))
+    assert done.returncode == 3
+    assert done.stdout.startswith("UNMEASURED")

@@ -1,0 +1,80 @@
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from vit_edge import bundle, ledger
+from vit_edge.report import console, html, junit, markdown
+from vit_edge.report.schema import Check, Report
+from vit_edge.stages.gate import gate_bundle
+
+
+@pytest.fixture(scope="session")
+def report(openvino_bundle: Path) -> Report:
+    return gate_bundle(openvino_bundle).report
+
+
+@pytest.fixture(scope="session")
+def found_ledger(report: Report, openvino_bundle: Path) -> ledger.Ledger:
+    model = bundle.read(openvino_bundle).manifest.model
+    rows = [ledger.torch_row("teacher", top1=0.98, n=597, parameters=85_800_000), *ledger.gate_rows(report, model)]
+    return ledger.Ledger(schema="vit-edge/ledger/1", rows=rows)
+
+
+def with_checks(report: Report, *verdicts: str) -> Report:
+    names = ("integrity", "parity", "coverage", "accuracy", "latency")
+    checks = [
+        Check.model_validate({"name": name, "verdict": verdict, "detail": 'a <b> & "c" | d'})
+        for name, verdict in zip(names, verdicts, strict=True)
+    ]
+    return report.model_copy(update={"checks": checks})
+
+
+def test_json_round_trip(report: Report) -> None:
+    assert Report.model_validate_json(report.to_json()) == report
+
+
+def test_junit_has_one_case_for_each_check_and_passes_only_what_passed(report: Report) -> None:
+    text = junit.of_report(with_checks(report, "pass", "fail", "skipped", "undecided", "unmeasured"))
+    suite = ET.fromstring(text).find("testsuite")
+    assert suite is not None
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors", "skipped")} == {
+        "tests": "5", "failures": "1", "errors": "2", "skipped": "1",
+    }  # fmt: skip
+    children = [[child.tag for child in case] for case in suite.iter("testcase")]
+    assert children == [["system-out"], ["failure"], ["skipped"], ["error"], ["error"]]
+
+
+def test_markdown_tables_are_whole(report: Report) -> None:
+    text = markdown.of_report(with_checks(report, "pass", "fail", "skipped", "undecided", "unmeasured"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(columns) == 1
+
+
+def test_html_is_self_contained_and_escaped(report: Report, found_ledger: ledger.Ledger) -> None:
+    text = html.page(reports=[with_checks(report, *["pass"] * 5)], ledger=found_ledger, title="a <run>")
+    assert "a &lt;run&gt;" in text
+    assert "a &lt;b&gt; &amp;" in text
+    assert not re.search(r"<script|<link|https?://|@import|url\(|<img", text)
+    assert "prefers-color-scheme: dark" in text
+    assert "85.8 M" in text
+
+
+def test_html_of_an_unmeasured_target(report: Report) -> None:
+    nothing = dict.fromkeys(("parity", "coverage", "accuracy", "latency", "reference"))
+    assert "unmeasured" in html.page(reports=[report.model_copy(update={**nothing, "verdict": "unmeasured"})])
+
+
+def test_the_console_is_plain_when_piped(
+    report: Report, found_ledger: ledger.Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console.show_report(report)
+    console.show_ledger(found_ledger)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert max(len(line) for line in out.splitlines()) <= console.PIPED_WIDTH
+    assert out.startswith(report.verdict.upper())
+    for check in report.checks:
+        assert f"{check.verdict:10} {check.name}" in out

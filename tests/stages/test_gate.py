@@ -1,0 +1,151 @@
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import MakeBundle
+from tests.tiny_model import TinyModel, digits
+from vit_edge import bundle
+from vit_edge.errors import UserError
+from vit_edge.recipe import Limits
+from vit_edge.report.schema import Report
+from vit_edge.stages import gate
+from vit_edge.stages.bench import bench_bundles
+from vit_edge.stages.gate import gate_bundle
+from vit_edge.stages.predict import predict_images
+
+LOOSE = [("recipe", {"max_drop_points": 5.0, "min_relative_top1": None})]
+
+
+@pytest.fixture(params=["ort_bundle", "openvino_bundle"])
+def any_bundle(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
+
+
+def test_a_sound_bundle_passes_every_check(any_bundle: Path) -> None:
+    gated = gate_bundle(any_bundle, limits=LOOSE)
+    report = gated.report
+    assert (report.verdict, report.exit_code, report.blame) == ("pass", 0, None)
+    assert [check.name for check in report.checks] == ["integrity", "parity", "coverage", "accuracy", "latency"]
+    assert {check.verdict for check in report.checks} == {"pass"}
+    assert report.accuracy is not None
+    assert report.accuracy.target_top1 > 0.9
+    assert gated.answers_N is not None
+    assert gated.answers_N.shape == (597,)
+
+
+def test_int8_is_timed_beside_every_float_precision_of_the_device(openvino_bundle: Path) -> None:
+    report = gate_bundle(openvino_bundle).report
+    assert report.latency is not None
+    assert report.parity is not None
+    timed = [one.name for one in report.latency.artefacts]
+    assert timed[:2] == ["int8", "f32"]
+    assert timed[1:] == [one.precision for one in report.parity.floats]
+    best = min(report.latency.artefacts[1:], key=lambda one: one.ms["p50"])
+    assert report.latency.float_precision == best.name
+
+
+def test_the_json_has_what_others_rely_on(ort_bundle: Path) -> None:
+    found = json.loads(gate_bundle(ort_bundle).report.to_json())
+    assert found["schema"] == "vit-edge/gate/1"
+    assert found["bundle_sha256"] == bundle.read(ort_bundle).digest
+    assert set(found["checks"][0]) == {"name", "verdict", "detail"}
+    assert {"n", "reference_top1", "target_top1", "drop_points", "drop_lower95_one_sided", "drop_upper95_one_sided", "agreement", "images_needed"} <= set(found["accuracy"])  # fmt: skip
+    assert {"target_ms", "float_ms", "float_precision", "reference_ms", "speedup_vs_float", "recommended"} <= set(found["latency"])  # fmt: skip
+    assert set(found["latency"]["target_ms"]) == {"p50", "p90", "p99", "n"}
+    assert (found["coverage"]["int8"], found["coverage"]["float"]) == (2, 1)
+    assert len(found["coverage"]["float_nodes"]) == 1
+    assert found["runtime"]["name"] == "onnxruntime"
+    assert found["device"]["processor"]
+
+
+def test_a_float_export_that_is_wrong_is_blamed_first(make_bundle: MakeBundle) -> None:
+    wrong = TinyModel()
+    wrong.head_bias = wrong.head_bias + np.linspace(0, 0.2, 10, dtype=np.float32)
+    report = gate_bundle(make_bundle("onnxruntime", float_model=wrong)).report
+    assert (report.verdict, report.blame) == ("fail", "parity")
+    assert report.latency is not None
+    assert report.latency.float_precision is None, "a wrong float artefact is nothing to compare with"
+
+
+def test_a_product_that_fell_back_to_float_fails_coverage(make_bundle: MakeBundle) -> None:
+    folder = make_bundle("openvino", int8={"conv_in_float": True}, expected_int8=["conv", "hidden", "head"])
+    report = gate_bundle(folder, limits=LOOSE).report
+    assert (report.verdict, report.blame) == ("fail", "coverage")
+    assert report.coverage is not None
+    assert report.coverage.missing == ["conv"]
+
+
+def test_limits_say_where_they_come_from(make_bundle: MakeBundle) -> None:
+    folder = make_bundle("onnxruntime", limits=Limits(max_drop_points=4.0, max_p90_ms=1e-6).model_dump())
+    report = gate_bundle(folder, limits=[("command line", {"max_p90_ms": 1e-9})]).report
+    origins = {one.name: (one.value, one.origin) for one in report.limits}
+    assert origins["max_drop_points"] == (4.0, "bundle")
+    assert origins["max_p90_ms"] == (1e-9, "command line")
+    assert report.checks[-1].verdict == "fail"
+
+
+def test_run_writes_what_the_pipeline_reads(openvino_bundle: Path, tmp_path: Path) -> None:
+    found = gate.run(
+        tmp_path / "gate", bundle=openvino_bundle, limits=Limits(max_drop_points=5, min_relative_top1=None)
+    )
+    assert found["verdict"] == "pass"
+    folder = tmp_path / "gate"
+    report = Report.model_validate_json((folder / "gate.json").read_bytes())
+    assert {one.origin for one in report.limits} == {"recipe"}
+    assert len(ET.parse(folder / "gate.xml").findall(".//testcase")) == 5
+    assert (folder / "gate.md").read_text().startswith("# tiny on openvino: pass")
+    answers_N = np.load(folder / gate.ANSWERS, allow_pickle=False)
+    assert answers_N.dtype == np.int64
+    assert np.mean(answers_N == digits()[1][1200:]) == report.accuracy.target_top1  # type: ignore[union-attr]
+
+
+def test_an_evaluation_that_travels_apart_is_given(ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path) -> None:
+    alone = Path(shutil.copytree(ort_bundle, tmp_path / "bundle", ignore=shutil.ignore_patterns("evaluation")))
+    with pytest.raises(UserError, match="travel apart"):
+        gate_bundle(alone)
+    assert gate_bundle(alone, reference=tiny_evaluation, limits=LOOSE).report.verdict == "pass"
+
+
+def test_another_students_evaluation_is_refused(ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(tiny_evaluation, tmp_path / "other"))
+    manifest = other / "evaluation.json"
+    manifest.write_text(manifest.read_text().replace("last 597", "others"))
+    with pytest.raises(UserError, match="another evaluation"):
+        gate_bundle(ort_bundle, reference=other)
+
+
+def test_a_zip_is_gated(ort_bundle: Path, tmp_path: Path) -> None:
+    bundle.pack(ort_bundle, tmp_path / "b.zip")
+    assert gate_bundle(tmp_path / "b.zip", limits=LOOSE).report.verdict == "pass"
+
+
+def test_a_digest_that_was_published_is_held_to(ort_bundle: Path) -> None:
+    digest = bundle.read(ort_bundle).digest
+    assert gate_bundle(ort_bundle, expect_sha256=digest[:16], limits=LOOSE).report.verdict == "pass"
+    for other in ("0" * 64, digest[:4]):
+        with pytest.raises(UserError, match="SHA-256"):
+            gate_bundle(ort_bundle, expect_sha256=other)
+
+
+def test_predict_prepares_images_as_the_gate_does(any_bundle: Path, tmp_path: Path) -> None:
+    images_NHWC, labels_N = digits()
+    paths = []
+    for number in range(3):
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(images_NHWC[number]).save(paths[-1])
+    answers = predict_images(any_bundle, paths, top=5)
+    assert [next(iter(found)) for found in answers] == [str(label) for label in labels_N[:3]]
+    assert all(len(found) == 5 and sum(found.values()) <= 1 for found in answers)
+
+
+def test_bench_times_every_artefact_of_every_bundle(ort_bundle: Path, openvino_bundle: Path) -> None:
+    rows = bench_bundles([ort_bundle, openvino_bundle], seconds=0.1)
+    assert [(row.target, row.artefact) for row in rows[:3]] == [
+        ("onnxruntime", "int8"), ("onnxruntime", "f32"), ("openvino", "int8"),
+    ]  # fmt: skip
+    assert all(row.ms["n"] >= 16 and row.ms["p50"] > 0 for row in rows)
