@@ -14,10 +14,12 @@ from vit_edge import evaluation
 from vit_edge import recipe as recipes
 from vit_edge import target as targets
 from vit_edge.data import datasets
-from vit_edge.errors import unknown
+from vit_edge.errors import UserError, unknown
+from vit_edge.metrics import images_needed
 from vit_edge.models.card import read_card
 from vit_edge.progress import say
 from vit_edge.recipe import Recipe, reduction
+from vit_edge.runtimes import registry
 from vit_edge.store import Plan, RunFolder, digest_and_size, processor_name, verify, versions
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
@@ -26,6 +28,8 @@ STAGE_VERSIONS = {"teacher": 1, "student": 1, "reference": 1, "int8": 1, "export
 
 RECIPE = "recipe.yaml"
 TOKENS_PER_SIDE = 4
+USUAL_DISCORDANCE = 0.01
+"""Share of images that a good int8 model and its reference answer differently, one right and one wrong."""
 RUNTIME_PACKAGES = {
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
@@ -64,6 +68,8 @@ class Pipeline:
             if name not in STAGES:
                 raise unknown("stage", name, STAGES)
         store = RunFolder(self.folder)
+        if until in ("export", "gate"):
+            self._leave_out_missing_runtimes()
         with store.locked():
             self._write_recipe()
             for stage in STAGES[: STAGES.index(until) + 1]:
@@ -86,6 +92,19 @@ class Pipeline:
     def metrics(self, stage: str) -> dict[str, Any]:
         """What a finished stage measured."""
         return RunFolder(self.folder).record(stage).get("metrics", {})
+
+    def _leave_out_missing_runtimes(self) -> None:
+        """A target without its runtime is left out, or refused where the recipe requires it: before any training."""
+        usable = []
+        for name in self.target_names:
+            probe = registry.load(targets.load(name).runtime).probe()
+            if probe.version is not None:
+                usable.append(name)
+            elif name in self.required_names:
+                raise UserError(f"the target {name!r} needs a runtime: {probe.problem}", probe.fix or "install it")
+            else:
+                say(f"{name}: left out, {probe.problem} ({probe.fix})")
+        self.only = tuple(usable)
 
     def _do(self, store: RunFolder, step: Step, redo: bool) -> None:
         name = step.plan.stage
@@ -249,24 +268,44 @@ class Pipeline:
     def _gate_data(self) -> str:
         return self.source.gate_fingerprint()
 
+    @property
+    def _models(self) -> list[recipes.ModelConfig]:
+        teacher = [self.recipe.teacher.model] if self.recipe.teacher else []
+        return [*teacher, self.recipe.student.model]
+
     @cached_property
     def image_size(self) -> int:
         """The recipe's, or the data set's own side, enlarged to what the patches divide and to 4×4 tokens at least."""
         if self.recipe.data.image_size is not None:
             return self.recipe.data.image_size
-        models = [self.recipe.student.model] + ([self.recipe.teacher.model] if self.recipe.teacher else [])
-        step = lcm(*(reduction(model) for model in models))
+        step = lcm(*(reduction(model) for model in self._models))
         return step * max(TOKENS_PER_SIDE, -(-self.source.native_size // step))
 
     @cached_property
     def material(self) -> Any:
         """The images and their splits, read when the first stage needs them."""
         from vit_edge.data import material
+        from vit_edge.stages.preflight import check_models
 
         found = material.load(self.recipe.data, self.image_size, self.data_dir)
         counts = ", ".join(f"{count} {name}" for name, count in found.summary().items())
         say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes at {self.image_size} px: {counts}")
+        self._warn_of_margin(len(found.splits.gate))
+        check_models(self._models, len(found.classes), self.image_size)
         return found
+
+    def _warn_of_margin(self, gate_images: int) -> None:
+        """A margin that so many images cannot decide is better known before the training than after it."""
+        margin_points = self.recipe.gate.max_drop_points
+        if not margin_points:
+            return
+        needed = images_needed(USUAL_DISCORDANCE, margin_points)
+        assert needed is not None
+        if gate_images < needed:
+            say(
+                f"warning: {gate_images} gate images cannot decide a drop of {margin_points:g} points: about {needed} are "
+                f"needed even if int8 and the reference differ on {USUAL_DISCORDANCE:.0%} of them; expect `undecided`"
+            )
 
     def _write_recipe(self) -> None:
         text = yaml.safe_dump(_plain(self.recipe), sort_keys=False, allow_unicode=True)

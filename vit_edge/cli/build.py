@@ -124,18 +124,19 @@ def models(
     query: Annotated[str, typer.Argument(help="Part of a name.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """List the architectures that can be teacher or student."""
+    """List the architectures that can be teacher or student: ours, or all with QUERY in their name."""
     from vit_edge.models import zoo
+    from vit_edge.report import console
 
-    rows = [row for row in zoo.listing() if query.lower() in row.name.lower()]
+    rows = zoo.listing(f"*{query.lower()}*" if query else None)
     if as_json:
         import json
         from dataclasses import asdict
 
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    for row in rows:
-        typer.echo("\t".join(str(cell) for cell in vars(row).values()))
+    cells = [(row.name, row.family, f"{row.parameters / 1e6:.1f} M", f"{row.image_size} px") for row in rows]
+    console.show_table(("name", "family", "parameters", "input"), cells)
 
 
 def pipelines() -> None:

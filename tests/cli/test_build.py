@@ -1,0 +1,176 @@
+"""The building commands as a user types them: what they leave behind, and what they refuse in two lines."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vit_edge.cli import main as cli
+
+SMALL = ["--epochs", "1", "--batch-size", "64", "--image-size", "32", "--device", "cpu"]
+Ended = tuple[int, str, str]
+Cli = Callable[..., Ended]
+
+
+@pytest.fixture
+def vit_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Runs the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["vit-edge", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def refused(ended: Ended, problem: str, fix: str) -> None:
+    """Exit 2, and the two lines are the last thing that is said."""
+    code, _, err = ended
+    assert code == 2, err
+    first, second = err.strip().splitlines()[-2:]
+    assert first.startswith("error: ")
+    assert problem in first
+    assert second.startswith("fix: ")
+    assert fix in second
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "fix"),
+    [
+        (["distill", "--teacher", "vit_b17"], "unknown model 'vit_b17'", "vit_b16"),
+        (["distill", "--student", "vit_t16"], "unknown model 'vit_t16'", "vit_ti16"),
+        (["train", "--data", "digit"], "unknown data set 'digit'", "did you mean 'digits'?"),
+        (["train", "--data", "folder:nowhere"], "there is no folder nowhere", "PATH/train/CLASS"),
+        (["export", "--target", "openvinno"], "there is no run", "vit-edge distill"),
+        (["run", "quickstrat"], "unknown recipe 'quickstrat'", "did you mean 'quickstart'?"),
+        (["run", "quickstart", "--set", "studnet.x=1"], "unknown key 'studnet'", "did you mean 'student'?"),
+        (["run", "quickstart", "--from", "studnet"], "unknown stage 'studnet'", "did you mean 'student'?"),
+        (["train", "--model", "vit_ti16", "--image-size", "40"], "40", "48"),
+        (["train", "--model", "vit_ti16", "--weights", "none.pt"], "expected none, pretrained or an existing file", ""),
+    ],
+)
+def test_a_mistake_is_two_lines_and_leaves_nothing(
+    vit_edge: Cli, tmp_path: Path, arguments: list[str], problem: str, fix: str
+) -> None:
+    refused(vit_edge(*arguments), problem, fix)
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("stage.json", "model.safetensors")]
+
+
+def test_an_unknown_target_is_refused_before_anything_is_trained(vit_edge: Cli, tmp_path: Path) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL)[0] == 0
+    refused(vit_edge("export", "--target", "openvinno"), "unknown target 'openvinno'", "did you mean 'openvino'?")
+    assert not (tmp_path / "runs" / "vit_ti16-digits" / "int8").exists()
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("targets: [{name: opnvino}]", encoding="utf-8")
+    refused(vit_edge("run", str(recipe)), "unknown target 'opnvino'", "did you mean 'openvino'?")
+    assert not (tmp_path / "runs" / "mine" / "teacher").exists()
+
+
+def test_train_quantize_reference_export(vit_edge: Cli, tmp_path: Path) -> None:
+    code, out, err = vit_edge("train", "--model", "vit_ti16", *SMALL)
+    assert code == 0, err
+    assert "student: runs/vit_ti16-digits/student, top-1 0." in out
+    code, out, _ = vit_edge("quantize")
+    assert code == 0
+    assert "int8 model: runs/vit_ti16-digits/int8" in out
+    code, out, _ = vit_edge("reference")
+    assert code == 0
+    assert "runs/vit_ti16-digits/reference/evaluation" in out
+    code, out, _ = vit_edge("export", "--target", "onnx", "--target", "openvino")
+    assert code == 0
+    for name in ("onnxruntime", "openvino"):
+        assert f"bundle: runs/vit_ti16-digits/export/{name}/bundle" in out
+        assert (tmp_path / "runs/vit_ti16-digits/export" / name / "bundle" / "bundle.json").is_file()
+
+
+def test_a_trained_run_can_teach_and_its_folder_can_be_exported(vit_edge: Cli) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "first")[0] == 0
+    code, out, err = vit_edge(
+        "distill", "--teacher", "first", "--student", "mobilenetv3_small_050", *SMALL, "--out", "second"
+    )
+    assert code == 0, err
+    assert "teacher: second/teacher" in out
+    assert "teacher: done" not in err or "epoch" not in err
+    code, out, err = vit_edge("export", "--target", "onnxruntime", "--model", "second/student")
+    assert code == 0, err
+    assert "/export/onnxruntime/bundle" in out
+
+
+def test_other_data_than_the_runs_own_is_refused(vit_edge: Cli) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL)[0] == 0
+    refused(vit_edge("quantize", "--data", "fashion-mnist"), "was made from digits", "leave --data out")
+
+
+def test_a_folder_with_a_broken_image(vit_edge: Cli, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(40):
+            Image.new("RGB", (40, 30), (6 * i, 40 * len(name) % 255, 90)).save(tmp_path / "pets" / name / f"{i}.png")
+    (tmp_path / "pets" / "cat" / "7.png").write_bytes(b"not an image")
+    arguments = ["train", "--model", "vit_ti16", "--data", "folder:pets", *SMALL]
+    refused(vit_edge(*arguments), "7.png", "--skip-bad-images")
+    code, _, err = vit_edge(*arguments, "--skip-bad-images")
+    assert code == 0, err
+    assert "left out 1 unreadable" in err
+
+
+def test_a_missing_runtime_names_its_pip_command(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['openvino'] = None; sys.argv = ['vit-edge', *sys.argv[1:]]\nfrom vit_edge.cli.main import main; main()"
+    arguments = ["train", "--model", "vit_ti16", *SMALL]
+    assert subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, check=False).returncode == 0
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "export", "--target", "openvino"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refused((ended.returncode, ended.stdout, ended.stderr), "openvino", 'pip install "vit-edge[openvino]"')
+
+
+def test_ctrl_c_says_how_to_continue_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vit_edge", "train", "--model", "vit_ti16", "--epochs", "500", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs" / "vit_ti16-digits" / "student.partial" / "metrics.jsonl"
+    while not metrics.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-2:] == ["interrupted: nothing is half-written", "continue with the same command"]
+    assert not (tmp_path / "runs" / "vit_ti16-digits" / "student").exists()
+
+
+def test_help_and_lists_need_no_torch(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])}
+    code = "import sys\nfor name in ('torch', 'timm', 'torchvision', 'onnx'): sys.modules[name] = None\nsys.argv = ['vit-edge', *sys.argv[1:]]\nfrom vit_edge.cli.main import main; main()"
+    for arguments in (["--help"], ["pipelines"], ["targets"], ["doctor"], ["run", "--help"]):
+        ended = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout
+
+
+def test_models_lists_ours_and_timms(vit_edge: Cli) -> None:
+    code, out, _ = vit_edge("models", "vit_ti16")
+    assert code == 0
+    assert "vit_ti16" in out
+    assert "mobilenetv3_small_050" in vit_edge("models", "mobilenetv3_small")[1]

@@ -1,0 +1,147 @@
+"""The pipeline end to end on real digits and real runtimes, and which stages a change redoes."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from vit_edge import ledger
+from vit_edge.errors import UserError
+from vit_edge.pipeline import Pipeline
+from vit_edge.recipe import Recipe
+from vit_edge.settings import parse
+from vit_edge.stages import summary
+
+TRAINING = {"epochs": 8, "batch_size": 32, "learning_rate": 2e-3, "warmup_epochs": 1.0}
+GEOMETRY = {"name": "vit_ti16", "patch_size": 8, "width": 32, "depth": 2, "heads": 2}
+RECIPE = {
+    "name": "tiny",
+    "data": {"spec": "digits", "image_size": 32, "calibration_images": 96},
+    "teacher": {"model": GEOMETRY | {"width": 48}, "training": TRAINING},
+    "student": {"model": GEOMETRY, "training": TRAINING},
+    "targets": [{"name": "onnxruntime"}, {"name": "openvino"}, {"name": "tensorrt", "required": False}],
+    "gate": {"max_drop_points": 5.0, "min_relative_top1": None},
+}
+
+
+def recipe(**changes: object) -> Recipe:
+    return parse(Recipe, json.loads(json.dumps(RECIPE)) | changes, "test")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    pipeline = Pipeline(recipe(), tmp_path_factory.mktemp("runs") / "tiny", "cpu")
+    pipeline.run()
+    return pipeline
+
+
+def again(run: Pipeline, changed: Recipe | None = None, **options: object) -> Pipeline:
+    return Pipeline(changed or run.recipe, run.folder, "cpu", **options)
+
+
+def test_every_stage_is_finished_in_order(run: Pipeline) -> None:
+    targets = ("onnxruntime", "openvino", "tensorrt")
+    expected = ["teacher", "student", "reference", "int8"]
+    assert run.ran == expected + [f"export/{name}" for name in targets] + [f"gate/{name}" for name in targets]
+
+
+def test_the_ledger_has_every_station_on_the_same_images(run: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    assert summary.write_and_print(run) == 0
+    rows = ledger.read(run.folder).rows
+    stations = [(row.station, row.runtime) for row in rows]
+    for runtime in ("onnxruntime", "openvino"):
+        assert ("float", runtime) in stations
+        assert ("int8", runtime) in stations
+    assert stations[:2] == [("teacher", "torch"), ("student", "torch")]
+    assert {row.n for row in rows if row.top1 is not None} == {898}
+    assert all(row.top1 is None for row in rows if row.runtime.startswith("tensorrt"))
+    for row in rows:
+        assert row.parameters is not None
+        assert row.multiply_adds is not None
+    printed = capsys.readouterr().out
+    assert "report.html" in printed
+    assert (run.folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_int8_keeps_the_students_accuracy_on_the_runtimes_that_run_here(run: Pipeline) -> None:
+    for name in ("onnxruntime", "openvino"):
+        assert run.metrics(f"gate/{name}")["verdict"] == "pass"
+
+
+def test_tensorrt_is_unmeasured_without_its_gpu(run: Pipeline) -> None:
+    found = json.loads((run.done["gate/tensorrt"] / "gate.json").read_text(encoding="utf-8"))
+    if found["verdict"] != "unmeasured":
+        assert found["accuracy"]["n"] == 898
+        return
+    assert "GPU" in " ".join(check["detail"] for check in found["checks"])
+
+
+def test_a_second_run_does_nothing_in_two_seconds(run: Pipeline) -> None:
+    started = time.process_time()
+    second = again(run)
+    second.run()
+    assert second.ran == []
+    assert time.process_time() - started < 2
+
+
+def test_a_changed_distillation_keeps_the_teacher(run: Pipeline) -> None:
+    distillation = {"distillation": {"temperature": 1.0, "weight": 0.5}}
+    changed = again(run, recipe(student=RECIPE["student"] | distillation), only=("onnxruntime",))
+    changed.run()
+    assert changed.ran == ["student", "reference", "int8", "export/onnxruntime", "gate/onnxruntime"]
+    back = again(run, only=("onnxruntime",))
+    back.run()
+    assert back.ran == []
+
+
+def test_a_changed_limit_redoes_neither_training_nor_quantization(run: Pipeline) -> None:
+    changed = again(run, recipe(gate={"max_drop_points": 6.0, "min_relative_top1": None}), only=("openvino",))
+    changed.run()
+    assert changed.ran == ["export/openvino", "gate/openvino"]
+    again(run).run()
+
+
+def test_from_redoes_what_follows(run: Pipeline) -> None:
+    redone = again(run, only=("onnxruntime",))
+    redone.run("export", start="int8")
+    assert redone.ran == ["int8", "export/onnxruntime"]
+
+
+def test_a_damaged_stage_is_named_before_it_is_read(run: Pipeline) -> None:
+    weights = run.folder / "student" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        with pytest.raises(UserError, match="SHA-256 differs"):
+            again(run).run("int8", start="int8")
+    finally:
+        weights.write_bytes(whole)
+
+
+def test_an_unknown_stage_gets_the_nearest_name(run: Pipeline) -> None:
+    with pytest.raises(UserError, match="unknown stage 'studnet'\ndid you mean 'student'"):
+        again(run).run(start="studnet")
+
+
+@pytest.mark.parametrize(("margin", "warned"), [(2.0, False), (0.5, True)])
+def test_a_margin_that_the_images_cannot_decide_is_a_warning(
+    run: Pipeline, capsys: pytest.CaptureFixture[str], margin: float, warned: bool
+) -> None:
+    assert len(again(run, recipe(gate={"max_drop_points": margin})).material.splits.gate) == 898
+    said = capsys.readouterr().err
+    assert ("898 gate images cannot decide a drop of 0.5 points: about 2" in said) == warned
+
+
+@pytest.mark.parametrize(
+    ("native", "models", "size"),
+    [("digits", ("vit_b16", "vit_ti16"), 64), ("fashion-mnist", ("vit_b16", "vit_ti16"), 64)],
+)
+def test_images_are_enlarged_to_what_the_patches_divide(native: str, models: tuple[str, str], size: int) -> None:
+    values = {
+        "data": {"spec": native},
+        "teacher": {"model": {"name": models[0]}},
+        "student": {"model": {"name": models[1]}},
+    }
+    pipeline = Pipeline(parse(Recipe, {"name": "x"} | values, "test"), Path("unused"))
+    assert pipeline.image_size == size
