@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from vit_edge.errors import UserError
+from vit_edge.preprocess import Preprocessing, decode
 from vit_edge.settings import Settings
 from vit_edge.store import digest_and_size, write_json
 
@@ -90,10 +91,10 @@ def write(
     write_json(folder / MANIFEST, manifest)
 
 
-def read(folder: Path, expected_digest: str | None = None) -> Evaluation:
+def read(folder: Path, expected_digest: str | None = None, images: Path | None = None) -> Evaluation:
     """The evaluation in `folder`, every file checked against its digest.
 
-    Raises UserError when a file is missing or changed, or when it is not the evaluation with `expected_digest`.
+    images: its images.npy, when that lies elsewhere (`rebuild_images`). Raises UserError when a file is missing or changed, or when it is not the evaluation with `expected_digest`.
     """
     fix = "copy the evaluation folder again from the machine that wrote it"
     path = folder / MANIFEST
@@ -116,15 +117,37 @@ def read(folder: Path, expected_digest: str | None = None) -> Evaluation:
         ) from err
     for name in (*ARRAYS, NAMES):
         entry = manifest.files.get(name)
-        found = digest_and_size(folder / name) if (folder / name).is_file() else None
+        path = _array_path(folder, name, images)
+        found = digest_and_size(path) if path.is_file() else None
         if entry is None or found != entry.model_dump():
-            raise UserError(f"{folder / name} is missing or changed: its SHA-256 is not the recorded one", fix)
-    return _loaded(folder, digest, manifest, fix)
+            raise UserError(f"{path} is missing or changed: its SHA-256 is not the recorded one", fix)
+    return _loaded(folder, digest, manifest, images, fix)
 
 
-def _loaded(folder: Path, digest: str, manifest: Manifest, fix: str) -> Evaluation:
+def rebuild_images(folder: Path, source: Path, preprocessing: Preprocessing, destination: Path) -> None:
+    """Writes images.npy anew from the image files in `source`, for an evaluation that travels without it.
+
+    The names of names.json are paths below `source`. Whether the result is the recorded one, `read` checks.
+    """
     try:
-        images, labels, logits = (np.load(folder / name, mmap_mode="r", allow_pickle=False) for name in ARRAYS)
+        names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise UserError(f"{folder} holds no readable {NAMES}", "give the evaluation folder with --reference") from err
+    shape = (len(names), preprocessing.image_size, preprocessing.image_size, 3)
+    images_NHWC = np.lib.format.open_memmap(destination, "w+", np.uint8, shape)
+    for index, name in enumerate(names):
+        images_NHWC[index] = preprocessing.prepare(decode(source / name))
+    images_NHWC.flush()
+
+
+def _array_path(folder: Path, name: str, images: Path | None) -> Path:
+    return images if images is not None and name == ARRAYS[0] else folder / name
+
+
+def _loaded(folder: Path, digest: str, manifest: Manifest, images_file: Path | None, fix: str) -> Evaluation:
+    paths = (_array_path(folder, name, images_file) for name in ARRAYS)
+    try:
+        images, labels, logits = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
         names: Any = json.loads((folder / NAMES).read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise UserError(f"{folder} holds an array that cannot be read: {err}", fix) from err
