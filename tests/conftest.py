@@ -43,7 +43,7 @@ def tiny_evaluation(tmp_path_factory: pytest.TempPathFactory, tiny: TinyModel) -
     top1 = float(np.mean(logits_NK.argmax(1) == labels_N))
     evaluation.write(
         folder, images_NHWC=images_NHWC, labels_N=labels_N, logits_NK=logits_NK,
-        names=[f"digit-{number}" for number in range(len(labels_N))], classes=[str(digit) for digit in range(10)],
+        names=[f"digit-{number}.png" for number in range(len(labels_N))], classes=[str(digit) for digit in range(10)],
         data="scikit-learn digits, last 597",
         reference=Reference(device="numpy", kind="cpu", top1=top1, latency_ms={"p50": 1.0, "p90": 1.1, "p99": 1.2, "n": 100}),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 from vit_edge import gate
 from vit_edge.recipe import Limits
 from vit_edge.report.schema import Artefact, Check
-from vit_edge.runtimes.base import Coverage, Product
+from vit_edge.runtimes.base import UNKNOWN, Coverage, Product
 
 CLASSES = ["cat", "dog"]
 
@@ -136,6 +136,12 @@ def test_coverage_compares_counts_where_the_runtime_renamed_everything() -> None
     for ran, verdict in (("int8", "pass"), ("f32", "fail")):
         coverage = products(("x1", "int8"), ("x2", ran))
         assert gate.check_coverage(gate.covered(coverage, expected), expected).verdict == verdict
+
+
+def test_coverage_that_the_runtime_does_not_tell_is_unmeasured() -> None:
+    expected = ["a"]
+    report = gate.covered(products(("a", UNKNOWN)), expected)
+    assert gate.check_coverage(report, expected).verdict == "unmeasured"
 
 
 def test_coverage_without_expectation_is_skipped_in_words() -> None:

@@ -14,7 +14,7 @@ def test_rows_of_a_gate_hold_what_was_measured(openvino_bundle: Path) -> None:
     *floats, int8 = ledger.gate_rows(gated.report, model, answers_N=gated.answers_N, teacher_N=gated.answers_N)
     assert floats[0].station == "float"
     assert floats[0].precision == "f32"
-    assert floats[0].n == 512
+    assert floats[0].n == 597
     assert (int8.station, int8.runtime, int8.n, int8.agreement_with_teacher) == ("int8", "openvino", 597, 1.0)
     assert int8.p50_ms is not None
     assert int8.size_bytes == sum(path.stat().st_size for path in bundle.read(openvino_bundle).int8)

@@ -30,6 +30,8 @@ SEVERITY: tuple[Verdict, ...] = ("fail", "unmeasured", "undecided")
 PARITY_TOLERANCE = 1e-3
 PARITY_AGREEMENT = 0.995
 WORST_CLASSES = 5
+# p90 over p50 of every artefact beyond which something else was using the machine.
+UNSTEADY = 3.0
 
 
 class HeldLimits:
@@ -100,6 +102,7 @@ def covered(coverage: Coverage, expected: Sequence[str] | None) -> CoverageRepor
         floats=len(coverage.floats),
         float_nodes=[product.names[0] for product in coverage.floats],
         missing=[name for name in expected or () if not _is_int8(name, coverage)] if _named(coverage, expected) else [],
+        unknown=sum(not product.is_known for product in coverage.products),
         int8_share=coverage.int8_share,
     )
 
@@ -109,6 +112,9 @@ def check_coverage(report: CoverageReport, expected: Sequence[str] | None) -> Ch
     told = f"{report.int8} of {report.int8 + report.floats} products run in int8{share}"
     if expected is None:
         return Check(name="coverage", verdict="skipped", detail=f"{told}; the bundle does not say which must")
+    if report.unknown:
+        detail = f"{told}; the runtime does not tell the precision of {report.unknown}"
+        return Check(name="coverage", verdict="unmeasured", detail=detail)
     if report.missing:
         names = ", ".join(report.missing[:3]) + (" …" if len(report.missing) > 3 else "")
         return Check(name="coverage", verdict="fail", detail=f"{told}; in float but expected in int8: {names}")
@@ -276,9 +282,14 @@ def _told_latency(found: Latency) -> str:
         return "int8 was not timed"
     told = f"int8 p50 {found.target_ms['p50']:.3g} ms, p90 {found.target_ms['p90']:.3g} ms"
     if found.speedup_vs_float is None or found.float_ms is None:
-        return f"{told}; no sound float artefact to compare with"
-    told += f"; float ({found.float_precision}) p50 {found.float_ms['p50']:.3g} ms: {found.speedup_vs_float:.2f}×"
-    return told if found.recommended == "int8" else f"{told}; int8 is slower here: ship the float artefact"
+        told += "; no sound float artefact to compare with"
+    else:
+        told += f"; float ({found.float_precision}) p50 {found.float_ms['p50']:.3g} ms: {found.speedup_vs_float:.2f}×"
+    if found.recommended == "float":
+        told += "; int8 is slower here: ship the float artefact"
+    if all(one.ms["p90"] > UNSTEADY * one.ms["p50"] for one in found.artefacts):
+        told += "; unsteady, the machine was busy: time again when it is idle"
+    return told
 
 
 def _p50(artefact: Artefact | None) -> float | None:

@@ -62,6 +62,11 @@ def test_html_is_self_contained_and_escaped(report: Report, found_ledger: ledger
     assert "85.8 M" in text
 
 
+def test_checks_that_say_the_same_are_told_once(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    console.show_report(with_checks(report, "pass", *["unmeasured"] * 4))
+    assert "unmeasured parity, coverage, accuracy, latency\n" in capsys.readouterr().out
+
+
 def test_html_of_an_unmeasured_target(report: Report) -> None:
     nothing = dict.fromkeys(("parity", "coverage", "accuracy", "latency", "reference"))
     assert "unmeasured" in html.page(reports=[report.model_copy(update={**nothing, "verdict": "unmeasured"})])
@@ -77,4 +82,4 @@ def test_the_console_is_plain_when_piped(
     assert max(len(line) for line in out.splitlines()) <= console.PIPED_WIDTH
     assert out.startswith(report.verdict.upper())
     for check in report.checks:
-        assert f"{check.verdict:10} {check.name}" in out
+        assert f"{check.verdict:10} {check.name}\n" in out

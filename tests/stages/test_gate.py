@@ -111,6 +111,19 @@ def test_an_evaluation_that_travels_apart_is_given(ort_bundle: Path, tiny_evalua
     assert gate_bundle(alone, reference=tiny_evaluation, limits=LOOSE).report.verdict == "pass"
 
 
+def test_images_are_made_again_from_their_files(ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path) -> None:
+    light = Path(shutil.copytree(ort_bundle, tmp_path / "bundle", ignore=shutil.ignore_patterns("images.npy")))
+    names = json.loads((tiny_evaluation / "names.json").read_text())
+    for name, image_HWC in zip(names, digits()[0][1200:], strict=True):
+        Image.fromarray(image_HWC).save(tmp_path / name)
+    with pytest.raises(UserError, match="missing or changed"):
+        gate_bundle(light)
+    assert gate_bundle(light, images=tmp_path, limits=LOOSE).report.verdict == "pass"
+    Image.fromarray(digits()[0][0]).save(tmp_path / names[3])
+    with pytest.raises(UserError, match="missing or changed"):
+        gate_bundle(light, images=tmp_path)
+
+
 def test_another_students_evaluation_is_refused(ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tiny_evaluation, tmp_path / "other"))
     manifest = other / "evaluation.json"

@@ -14,6 +14,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 def gate(
     bundle: BundlePath,
     reference: Reference = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="DIR", help="Image files, when the evaluation travels without them."),
+    ] = None,
     max_drop: Annotated[
         float | None, typer.Option("--max-drop", metavar="POINTS", min=0, help="Largest top-1 drop, percentage points.")
     ] = None,
@@ -54,7 +58,7 @@ def gate(
     }
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
-        bundle, limits=[("command line", overrides)], reference=reference, expect_sha256=expect_sha256
+        bundle, limits=[("command line", overrides)], reference=reference, images=images, expect_sha256=expect_sha256
     ).report
     _write(json_file, report.to_json)
     _write(junit_file, lambda: junit.of_report(report))

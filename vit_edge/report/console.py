@@ -3,7 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -29,10 +29,11 @@ def show_report(report: Report) -> None:
     console.print(heading)
     console.print(Text(words.conditions(report), style="dim"))
     console.print(Text(words.reference(report), style="dim"))
-    for check in report.checks:
+    for (verdict, detail), checks in groupby(report.checks, key=lambda check: (check.verdict, check.detail)):
         console.print()
-        console.print(Text.assemble((f"{check.verdict:10}", STYLES[check.verdict]), " ", (check.name, "bold")))
-        _print_indented(console, check.detail, 11)
+        names = ", ".join(check.name for check in checks)
+        console.print(Text.assemble((f"{verdict:10}", STYLES[verdict]), " ", (names, "bold")))
+        _print_indented(console, detail, 11)
     if report.latency:
         console.print(_table(words.LATENCY_HEAD, words.latency_rows(report.latency)))
     if report.accuracy and report.accuracy.worst_classes:
@@ -92,7 +93,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     rows = list(rows)
     for title, column in zip_longest(head, zip(*rows, strict=True), fillvalue=()):
-        numbers = all(cell[:1] in "0123456789-" or cell == words.NOT_MEASURED for cell in column)
+        numbers = all(words.is_number(str(cell)) for cell in column)
         table.add_column(str(title), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)

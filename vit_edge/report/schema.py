@@ -103,6 +103,7 @@ class CoverageReport(Part):
     floats: int = Field(alias="float")
     float_nodes: list[str] = Field(description="products that run in float, by the names that the runtime keeps")
     missing: list[str] = Field(description="nodes that must run in int8 and do not")
+    unknown: int = Field(description="products whose precision the runtime does not tell")
     int8_share: float | None = Field(description="share of multiply-adds in int8; null when not every shape is known")
 
 

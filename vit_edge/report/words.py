@@ -8,7 +8,7 @@ from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
 CLASS_HEAD = ("class", "images", "reference", "target", "drop")
-LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agrees with teacher", "parameters", "multiply-adds", "size", "p50 ms")  # fmt: skip
+LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agreement", "parameters", "mult-adds", "size", "p50 ms")  # fmt: skip
 BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
 NOT_MEASURED = "–"
 
@@ -63,6 +63,25 @@ def class_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
 
 def limit_rows(report: Report) -> list[tuple[str, ...]]:
     return [(one.name, value(one.value), one.origin) for one in report.limits]
+
+
+def interval(accuracy: Accuracy) -> dict[str, float]:
+    """Where the drop, its bounds, zero and the margin lie on one scale, in per cent of its width."""
+    points = {
+        "lower": accuracy.drop_lower95_one_sided,
+        "drop": accuracy.drop_points,
+        "upper": accuracy.drop_upper95_one_sided,
+        "zero": 0.0,
+        "margin": accuracy.margin_points or 0.0,
+    }
+    low, high = min(points.values()), max(points.values())
+    low, width = low - 0.2 * (high - low), 1.4 * (high - low) or 1.0
+    return {name: 100 * (point - low) / width for name, point in points.items()}
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell belongs to the right of its column."""
+    return cell[:1] in "0123456789-" or cell == NOT_MEASURED
 
 
 def ledger_rows(ledger: Ledger) -> list[tuple[str, ...]]:

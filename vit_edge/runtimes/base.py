@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from vit_edge.errors import UserError
 from vit_edge.target import Target
+
+# Precision of a product that the runtime does not tell.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Product:
     @property
     def is_int8(self) -> bool:
         return self.precision == "int8"
+
+    @property
+    def is_known(self) -> bool:
+        return self.precision != UNKNOWN
 
     def came_from(self, node: str) -> bool:
         """Whether the ONNX node of that name is part of it; runtimes append "/…" to names that they rewrite."""
@@ -105,6 +112,15 @@ class Runtime(Protocol):
 
     def open(self, files: Sequence[Path], target: Target, options: Mapping[str, str] | None = None) -> Session:
         """A session of files that `build` wrote; options: the runtime's own, beside its defaults (bundle.json)."""
+        ...
+
+
+@runtime_checkable
+class Provable(Protocol):
+    """A runtime that can check its files further than it can run them here."""
+
+    def prove(self, files: Sequence[Path], target: Target) -> str:
+        """Says in words what it proved; UserError when the files cannot work."""
         ...
 
 

@@ -21,10 +21,6 @@ from vit_edge.store import digest_and_size
 from vit_edge.target import Target
 
 BUILDS = {"tensorrt": "tensorrt", "tensorrt_rtx_bindings": "tensorrt-rtx"}
-NOT_INSTALLED = UserError(
-    "TensorRT is not installed: neither tensorrt nor tensorrt_rtx_bindings",
-    'pip install "vit-edge[tensorrt-rtx]" (builds without a GPU), or "vit-edge[tensorrt]" on the device',
-)
 NUMPY_TYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT8": np.int8, "INT32": np.int32}
 
 
@@ -91,7 +87,7 @@ class TensorRtSession:
         self._library, self._runtime = library, library.Runtime(library.Logger(library.Logger.ERROR))
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         self._context = self._engine.create_execution_context()
-        given, result = (self._engine.get_tensor_name(index) for index in range(2))
+        given, result = self._names()
         self._batch = batch_of_graph(self._engine.get_tensor_shape(given)[0], target)
         self._context.set_input_shape(given, (self._batch, *tuple(self._engine.get_tensor_shape(given))[1:]))
         self._output_BK = np.empty(tuple(self._context.get_tensor_shape(result)), self._numpy_type(result))
@@ -127,6 +123,12 @@ class TensorRtSession:
         self._stream.download(self._output_BK, self._output_address)
         self._stream.synchronize()
         return self._output_BK.astype(np.float32)
+
+    def _names(self) -> tuple[str, str]:
+        """Of the input and the output."""
+        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
+        inputs = [name for name in names if self._engine.get_tensor_mode(name) == self._library.TensorIOMode.INPUT]
+        return inputs[0], next(name for name in names if name not in inputs)
 
     def _numpy_type(self, tensor: str) -> Any:
         return NUMPY_TYPES[self._engine.get_tensor_dtype(tensor).name]
@@ -194,7 +196,10 @@ def _library() -> tuple[str, Any]:
     for module in BUILDS:
         if importlib.util.find_spec(module):
             return module, imported(module, BUILDS[module])
-    raise NOT_INSTALLED
+    raise UserError(
+        "TensorRT is not installed: neither tensorrt nor tensorrt_rtx_bindings",
+        'pip install "vit-edge[tensorrt-rtx]" (builds without a GPU), or "vit-edge[tensorrt]" on the device',
+    )
 
 
 def _built_for(library: Any, onnx_path: Path, target: Target, asked: str) -> str:

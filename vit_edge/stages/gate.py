@@ -3,6 +3,7 @@
 B images of a batch, N images of the evaluation, H×W pixels, C = 3 channels, K classes.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,10 +22,11 @@ from vit_edge.recipe import Limits
 from vit_edge.report import junit, markdown
 from vit_edge.report.schema import Artefact, Check, Parity, Report
 from vit_edge.runtimes import clock, machine, registry
-from vit_edge.runtimes.base import Probe, Runtime, Session
+from vit_edge.runtimes.base import Probe, Provable, Runtime, Session
 from vit_edge.target import Target
 
-PARITY_IMAGES = 512
+# The float artefacts are run on so many of the images, which are in random order: all of them in most data sets.
+PARITY_IMAGES = 10_000
 TIMED_BATCHES = 64
 ANSWERS = "answers.npy"
 
@@ -64,25 +66,27 @@ def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = 
 
 
 def gate_bundle(
-    path: Path, *, limits: Layers = (), reference: Path | None = None, expect_sha256: str | None = None
-) -> Gated:
+    path: Path, *, limits: Layers = (), reference: Path | None = None, images: Path | None = None,
+    expect_sha256: str | None = None,
+) -> Gated:  # fmt: skip
     """Gates the bundle in a folder or a zip.
 
     limits: (origin, values of recipe.Limits) laid over the bundle's own, later ones first in force.
-    expect_sha256: what the bundle's digest must begin with.
+    reference: the evaluation's folder, when it is not in the bundle. images: a folder of image files to make the
+    evaluation's images from, when they are not in it. expect_sha256: what the bundle's digest must begin with.
     """
-    with bundle.opened(path) as opened:
+    with bundle.opened(path) as opened, ExitStack() as stack:
         _check_digest(opened, expect_sha256)
-        images = evaluation.read(evaluation_folder(opened, reference), opened.manifest.evaluation_sha256)
-        _check_fit(opened, images)
+        measured_on = _evaluation(stack, opened, evaluation_folder(opened, reference), images)
+        _check_fit(opened, measured_on)
         held = gate.HeldLimits([("bundle", gate.changed(opened.manifest.limits)), *limits])
         runtime = registry.load(opened.manifest.target.runtime)
         probe = runtime.probe()
         if probe.version is None:
             raise UserError(probe.problem or f"{runtime.name} is not installed", probe.fix or "install it")
         if probe.problem:
-            return _without_device(opened, images, held, runtime, probe)
-        return _on_device(opened, images, held, runtime)
+            return _without_device(opened, measured_on, held, runtime, probe)
+        return _on_device(opened, measured_on, held, runtime)
 
 
 def open_sessions(stack: ExitStack, opened: Bundle, runtime: Runtime, *, floats: bool = True) -> "list[Opened]":
@@ -134,7 +138,7 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
         described = int8.session.describe()
         parity, floats_NK = _parity(opened, images, floats)
         coverage = gate.covered(int8.session.coverage(), manifest.expected_int8)
-        logits_NK = _logits(int8.session, opened, images)
+        logits_NK = _logits(int8, opened, images, len(images.labels_N))
         parity = _with_int8(parity, floats_NK, logits_NK)
         accuracy = gate.accuracy(images.labels_N, images.logits_NK, logits_NK, manifest.classes, held.values)
         artefacts = _timed([int8, *floats], opened, images)
@@ -157,7 +161,7 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
 
 def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe) -> Gated:
     """Nothing can be run here: the files are proved as far as they can be, the rest is unmeasured."""
-    proof = runtime.prove(opened.int8, opened.manifest.target) if hasattr(runtime, "prove") else ""
+    proof = runtime.prove(opened.int8, opened.manifest.target) if isinstance(runtime, Provable) else ""
     checks = [_integrity(opened, images, proof or f"{runtime.name} {probe.version}")]
     checks += gate.unmeasured(f"{probe.problem}; {probe.fix}")
     described = {"runtime": runtime.name, "version": probe.version}
@@ -182,6 +186,15 @@ def evaluation_folder(opened: Bundle, reference: Path | None) -> Path:
             "give the evaluation folder of the student's reference with --reference",
         )
     return opened.evaluation_folder
+
+
+def _evaluation(stack: ExitStack, opened: Bundle, folder: Path, images: Path | None) -> Evaluation:
+    """The bundle's evaluation, its images made from the files in `images` for as long as the stack lives."""
+    if images is None:
+        return evaluation.read(folder, opened.manifest.evaluation_sha256)
+    rebuilt = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vit-edge-"))) / "images.npy"
+    evaluation.rebuild_images(folder, images, opened.manifest.preprocessing, rebuilt)
+    return evaluation.read(folder, opened.manifest.evaluation_sha256, rebuilt)
 
 
 def _check_fit(opened: Bundle, images: Evaluation) -> None:
@@ -219,8 +232,7 @@ def _open(
 def _parity(opened: Bundle, images: Evaluation, floats: Sequence[Opened]) -> tuple[Parity, dict[str, np.ndarray]]:
     """Every float artefact on the first images, which are a random sample; and their logits."""
     n = min(PARITY_IMAGES, len(images.labels_N))
-    sample_NHWC = graph_input(opened)(images.images_NHWC[:n])
-    logits_NK = {one.name: one.session.run(sample_NHWC) for one in floats}
+    logits_NK = {one.name: _logits(one, opened, images, n) for one in floats}
     entries = [
         gate.float_parity(name, images.labels_N[:n], images.logits_NK[:n], found) for name, found in logits_NK.items()
     ]
@@ -242,13 +254,13 @@ def _with_int8(parity: Parity, floats_NK: Mapping[str, np.ndarray], int8_NK: np.
     )
 
 
-def _logits(session: Session, opened: Bundle, images: Evaluation) -> np.ndarray:
-    """float32 logits (N, K) of every image."""
-    feed, n = graph_input(opened), len(images.labels_N)
+def _logits(artefact: Opened, opened: Bundle, images: Evaluation, n: int) -> np.ndarray:
+    """float32 logits (n, K) of the first n images."""
+    feed = graph_input(opened)
     logits = []
-    with progress(f"accuracy on {opened.manifest.target.name}", n, unit="images") as advance:
+    with progress(f"{artefact.name} on {opened.manifest.target.name}", n, unit="images") as advance:
         for start, stop in _pieces(n, opened.manifest.target.batch):
-            logits.append(session.run(feed(images.images_NHWC[start:stop])))
+            logits.append(artefact.session.run(feed(images.images_NHWC[start:stop])))
             advance(stop - start)
     return np.concatenate(logits)
 
