@@ -48,8 +48,8 @@ def _bar(label: str, total: int, done: int, unit: str) -> Iterator[Advance]:
 
         def advance(steps: int = 1, note: str = "") -> None:
             speed = bar.tasks[task].speed
-            fields = {"note": note} if note else {}
-            bar.update(task, advance=steps, rate=f"{speed:.0f} {unit}/s" if speed else "", **fields)
+            rate = f"{speed:.0f} {unit}/s" if speed else ""
+            bar.update(task, advance=steps, rate=rate, note=note or bar.tasks[task].fields["note"])
 
         yield advance
 

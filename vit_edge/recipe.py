@@ -33,9 +33,9 @@ class DataConfig(Settings):
 class AugmentConfig(Settings):
     """Random changes of a training image. The view is a function of (seed, epoch, image) and nothing else."""
 
-    shift: Fraction = Field(0.0, description="largest shift as a share of the side")
+    shift: Fraction = Field(0.1, description="largest shift as a share of the side")
     rotate_degrees: float = Field(0.0, ge=0, le=180)
-    scale: Fraction = Field(0.0, description="largest relative change of size")
+    scale: Fraction = Field(0.1, description="largest relative change of size")
     flip: bool = Field(False, description="mirror half of the images left to right")
     crop: Fraction = Field(0.0, description="random resized crop down to (1 - crop) of the area")
     rand_augment: float = Field(0.0, ge=0, le=10, description="RandAugment magnitude, two operations an image")
@@ -70,15 +70,17 @@ class ModelConfig(Settings):
 class TrainingConfig(Settings):
     """AdamW with linear warm-up and cosine decay (vit-spec §2)."""
 
-    epochs: Positive = 30
+    epochs: Positive = 15
     batch_size: Positive = 64
-    learning_rate: float = Field(1e-3, gt=0, description="peak rate, at this batch size")
+    learning_rate: float = Field(5e-4, gt=0, description="peak rate, at this batch size")
     warmup_epochs: float = Field(2.0, ge=0)
     weight_decay: float = Field(0.05, ge=0)
     label_smoothing: Fraction = 0.1
     clip_norm: float = Field(1.0, gt=0)
     ema_decay: Fraction = Field(0.0, description="exponential moving average of the weights; 0: none")
-    precision: Literal["f32", "bf16"] = Field("f32", description="autocast precision of the forward pass")
+    precision: Literal["auto", "f32", "bf16"] = Field(
+        "auto", description="autocast precision of the forward pass; auto: bf16 where a step measures faster in it"
+    )
     checkpoint_seconds: float = Field(
         20.0, gt=0, description="write a checkpoint after the first epoch that ends later than this"
     )

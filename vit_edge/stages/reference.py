@@ -86,7 +86,7 @@ def _logits(label: str, model: Classifier, images_NHWC: np.ndarray, place: torch
 
 
 @torch.inference_mode()
-def _latency_ms(model: Classifier, images_NHWC: np.ndarray, place: torch.device) -> dict[str, float]:
+def _latency_ms(model: Classifier, images_NHWC: np.ndarray, place: torch.device) -> metrics.Percentiles:
     """p50, p90, p99 and n of single images in eager float32, pixels already on the device."""
     times_ms = []
     for i in range(WARMUP + QUERIES):

@@ -21,7 +21,7 @@ WORST = (0, 3, 1)
 def write_and_print(pipeline: Pipeline) -> int:
     """Writes ledger.json and report.html of a finished run and prints both in short; returns the run's exit code."""
     reports = {name: _report(pipeline.done[f"gate/{name}"]) for name in pipeline.target_names}
-    found = ledger.Ledger(schema="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)])
+    found = ledger.Ledger(schema_name="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)])
     ledger.write(pipeline.folder, found)
     page = html.page(reports=list(reports.values()), ledger=found, title=f"vit-edge: {pipeline.recipe.name}")
     (pipeline.folder / REPORT).write_text(page, encoding="utf-8")

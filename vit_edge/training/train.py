@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -17,8 +17,10 @@ from vit_edge.recipe import AugmentConfig, ModelConfig, TrainingConfig
 from vit_edge.training.inference import top1
 from vit_edge.training.loop import Loss, fit
 
+Role = Literal["teacher", "student", "finetune"]
 
-def build(config: ModelConfig, material: Material, *, seed: int, role: str) -> Classifier:
+
+def build(config: ModelConfig, material: Material, *, seed: int, role: Role) -> Classifier:
     """A classifier with random weights drawn from `seed`, or with the weights that `config` names."""
     torch.manual_seed(seed)
     backbone = zoo.create(config, len(material.classes), material.image_size)
