@@ -21,7 +21,15 @@ SMALL = {
     "augment": {"shift": 0.1},
     "teacher": None,
     "student": {
-        "model": {"name": "vit_ti16", "patch_size": 4, "width": 32, "depth": 2, "heads": 2, "drop_path": 0.1},
+        "model": {
+            "name": "vit_ti16",
+            "stem": [16, 32],
+            "patch_size": 1,
+            "width": 32,
+            "depth": 2,
+            "heads": 2,
+            "drop_path": 0.1,
+        },
         "training": {
             "epochs": 12,
             "batch_size": 64,
@@ -46,13 +54,13 @@ def metrics_of(run: Path) -> list[dict]:
 
 
 def test_training_learns_and_reports(tmp_path: Path) -> None:
-    pipeline = Pipeline(small(), tmp_path / "run", "cpu")
+    pipeline = Pipeline(small(epochs=25), tmp_path / "run", "cpu")
     pipeline.run("student")
     metrics = pipeline.metrics("student")
     losses = [line["loss"] for line in metrics_of(tmp_path / "run")]
-    assert len(losses) == 12
-    assert losses[-1] < losses[0] - 0.2
-    assert metrics["tune_top1"] > 0.3
+    assert len(losses) == 25
+    assert losses[-1] < losses[0] - 0.5
+    assert metrics["tune_top1"] > 0.25
     assert 0 <= metrics["share_waiting_for_data"] < 1
     assert not (tmp_path / "run" / "student" / "checkpoint.pt").exists()
 

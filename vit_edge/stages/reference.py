@@ -6,7 +6,7 @@ It is what every target of the student is held against; the teacher's answers on
 import platform
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def run(folder: Path, *, student: Path, teacher: Path | None, material: Material
             device=_device_name(place),
             kind=place.type,
             top1=top1,
-            latency_ms=latency_ms,
+            latency_ms=cast(dict[str, float], latency_ms),
             versions={"torch": torch.__version__, "python": platform.python_version()} | versions("timm"),
         ),
     )
