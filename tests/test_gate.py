@@ -60,6 +60,13 @@ def test_without_limits_accuracy_is_told_and_not_judged() -> None:
     assert accuracy_check(200, 180, 0, Limits(max_drop_points=None, min_relative_top1=None)).verdict == "skipped"
 
 
+def test_an_image_without_finite_logits_counts_as_wrong() -> None:
+    labels_N, reference_NK = answers(100, 100)
+    found = gate.accuracy(labels_N, reference_NK, np.full_like(reference_NK, np.nan), CLASSES, Limits())
+    assert (found.target_top1, found.agreement, found.mean_kl) == (0, 0, None)
+    assert gate.check_accuracy(found, Limits()).verdict == "fail"
+
+
 def test_the_classes_that_lost_most_are_named() -> None:
     labels_N = np.array([0, 0, 1, 1])
     reference_NK = np.eye(2)[labels_N]

@@ -18,7 +18,17 @@ NEVER = {
     "onnx_ir",
     "sklearn",
 }
-DEVICE_SIDE = ["runtimes", "gate", "ledger", "report", "stages.gate", "stages.bench", "stages.predict", "cli.device"]
+DEVICE_SIDE = [
+    "runtimes",
+    "gate",
+    "ledger",
+    "report",
+    "stages.gate",
+    "stages.bench",
+    "stages.predict",
+    "stages.snippet",
+    "cli.device",
+]
 BASE = [
     "errors", "settings", "recipe", "target", "shipped", "store", "preprocess", "evaluation", "metrics", "bundle", "progress",
 ]  # fmt: skip

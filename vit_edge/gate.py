@@ -23,6 +23,7 @@ from vit_edge.report.schema import (
     Verdict,
 )
 from vit_edge.runtimes.base import Coverage
+from vit_edge.settings import parse
 
 # Worst first: what the whole gate is when a check is this.
 SEVERITY: tuple[Verdict, ...] = ("fail", "unmeasured", "undecided")
@@ -35,14 +36,14 @@ UNSTEADY = 3.0
 
 
 class HeldLimits:
-    """The limits in force, and who set each: later layers override earlier ones."""
+    """The limits in force, and who set each: later layers override earlier ones. UserError for a value that is none."""
 
     def __init__(self, layers: Sequence[tuple[str, Mapping[str, Any]]] = ()):
         values, self.origins = Limits().model_dump(), dict.fromkeys(Limits.model_fields, "default")
         for origin, given in layers:
             values |= given
             self.origins |= dict.fromkeys(given, origin)
-        self.values = Limits.model_validate(values)
+        self.values = parse(Limits, values, "limits")
 
     def listed(self) -> list[Limit]:
         return [
@@ -75,7 +76,7 @@ def float_parity(precision: str, labels_N: np.ndarray, reference_NK: np.ndarray,
     than one case of twenty.
     """
     error = metrics.logit_error(reference_NK, target_NK)
-    answers_N, others_N = reference_NK.argmax(1), target_NK.argmax(1)
+    answers_N, others_N = metrics.answers(reference_NK), metrics.answers(target_NK)
     differing, n = int(np.sum(answers_N != others_N)), len(answers_N)
     plausible = metrics.chance_of_at_least(differing, n, 1 - PARITY_AGREEMENT) >= 0.05
     holds = error <= PARITY_TOLERANCE if precision == "f32" else bool(np.isfinite(error)) and plausible
@@ -131,7 +132,7 @@ def accuracy(
     min_relative_top1 r allows a drop of (1 − r)·reference top-1; the tighter of it and max_drop_points is the margin.
     (The reference's top-1 is taken as it was measured: its own uncertainty moves such a margin by 1 − r of itself.)
     """
-    reference_N, target_N = reference_NK.argmax(1), target_NK.argmax(1)
+    reference_N, target_N = metrics.answers(reference_NK), metrics.answers(target_NK)
     drop = metrics.paired_drop(reference_N == labels_N, target_N == labels_N)
     reference_top1 = metrics.top1(reference_N, labels_N)
     margin = _margin(limits, reference_top1)

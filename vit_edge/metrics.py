@@ -14,6 +14,11 @@ Z95_ONE_SIDED = 1.6448536269514722
 Z80_POWER = 0.8416212335729143
 
 
+def answers(logits_NK: np.ndarray) -> np.ndarray:
+    """The class with the largest logit (N,); -1, which is never right, where a logit is NaN or infinite."""
+    return np.where(np.isfinite(logits_NK).all(axis=1), logits_NK.argmax(axis=1), -1)
+
+
 def top1(answers_N: np.ndarray, labels_N: np.ndarray) -> float:
     """Share of images whose answer (class index) is the label."""
     return float(np.mean(answers_N == labels_N))

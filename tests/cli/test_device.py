@@ -86,6 +86,12 @@ def test_a_runtime_that_is_not_installed_is_exit_2_with_the_pip_command(openvino
     assert 'pip install "vit-edge[openvino]"' in done.stderr
 
 
+def test_a_limit_that_is_none_is_the_users_mistake(ort_bundle: Path) -> None:
+    done = vit_edge("gate", ort_bundle, "--min-speedup", "0")
+    assert two_lines(done), done.stderr
+    assert "min_speedup" in done.stderr
+
+
 def test_a_report_that_cannot_be_written_is_the_users_mistake(ort_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert two_lines(vit_edge("gate", ort_bundle, *LOOSE, "--json", tmp_path / "file" / "gate.json"))
@@ -101,6 +107,19 @@ def test_predict(ort_bundle: Path, tmp_path: Path) -> None:
     assert len(found["classes"]) == 5
     (tmp_path / "bad.png").write_bytes(b"no image")
     assert two_lines(vit_edge("predict", ort_bundle, tmp_path / "bad.png"))
+
+
+@pytest.mark.parametrize("name", ["ort_bundle", "openvino_bundle"])
+def test_the_printed_program_runs_without_vit_edge(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder = request.getfixturevalue(name)
+    done = vit_edge("predict", folder, "--snippet")
+    assert done.returncode == 0, done.stderr
+    assert "vit_edge" not in done.stdout
+    images_NHWC, labels_N = digits()
+    Image.fromarray(images_NHWC[0]).save(tmp_path / "digit.png")
+    program = [sys.executable, "-c", done.stdout, str(tmp_path / "digit.png")]
+    ran = subprocess.run(program, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert ran.stdout == f"{labels_N[0]}\n", ran.stderr
 
 
 def test_bench(ort_bundle: Path, openvino_bundle: Path) -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 import xml.etree.ElementTree as ET
@@ -143,6 +144,16 @@ def test_a_digest_that_was_published_is_held_to(ort_bundle: Path) -> None:
     for other in ("0" * 64, digest[:4]):
         with pytest.raises(UserError, match="SHA-256"):
             gate_bundle(ort_bundle, expect_sha256=other)
+
+
+def test_a_graph_that_takes_floats_gets_normalised_planes(ort_bundle: Path) -> None:
+    opened = bundle.read(ort_bundle)
+    preprocessing = opened.manifest.preprocessing.model_copy(update={"mean": (0.5, 0.0, 1.0), "std": (0.5, 1.0, 0.25)})
+    manifest = opened.manifest.model_copy(update={"input_layout": "float-nchw", "preprocessing": preprocessing})
+    feed = gate.graph_input(dataclasses.replace(opened, manifest=manifest))
+    given = feed(np.full((2, 8, 8, 3), 255, np.uint8))
+    assert (given.shape, given.dtype, given.flags.c_contiguous) == ((2, 3, 8, 8), np.float32, True)
+    assert given[0, :, 0, 0].tolist() == [1.0, 1.0, 0.0]
 
 
 def test_predict_prepares_images_as_the_gate_does(any_bundle: Path, tmp_path: Path) -> None:

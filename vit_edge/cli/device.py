@@ -73,7 +73,7 @@ def bench(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles to time side by side.")],
     reference: Reference = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0, help="Time to measure for; default: the first target's.")
+        float | None, typer.Option("--seconds", min=0.1, help="Time to measure for; default: the first target's.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,13 +90,23 @@ def bench(
 
 def predict(
     bundle: BundlePath,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    images: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE...", help="Image files.")] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Classes to name for each image.")] = 5,
+    snippet: Annotated[
+        bool, typer.Option("--snippet", help="Print a program that runs the model without vit-edge.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Classify image files with a bundle's int8 model."""
+    from vit_edge.errors import UserError
     from vit_edge.stages.predict import predict_images
+    from vit_edge.stages.snippet import program
 
+    if snippet:
+        typer.echo(program(bundle), nl=False)
+        return
+    if not images:
+        raise UserError("predict needs at least one image", "name image files after the bundle, or give --snippet")
     answers = predict_images(bundle, images, top)
     if as_json:
         _print_json([{"image": str(path), "classes": found} for path, found in zip(images, answers, strict=True)])

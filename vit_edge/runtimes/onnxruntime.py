@@ -74,6 +74,9 @@ class OnnxRuntimeSession:
         with tempfile.TemporaryDirectory() as folder:
             options = self._options()
             options.enable_profiling = True
+            options.add_session_config_entry(
+                "session.disable_prepacking", "1"
+            )  # so that the weights' shapes are listed
             options.profile_file_prefix = str(Path(folder) / "profile")
             session = self._opened(options)
             session.run(None, {self._input: self._zeros()})
@@ -145,7 +148,7 @@ def _product(event: dict[str, Any]) -> Product | None:
 
 
 def _multiply_adds(kind: str, arguments: dict[str, Any]) -> int | None:
-    """From the shapes in the profile; null when the weight of a convolution was packed away and is not listed."""
+    """From the shapes in the profile; null when the weight of a convolution is not listed."""
     inputs = [shape for entry in arguments.get("input_type_shape", []) for shape in entry.values()]
     outputs = [shape for entry in arguments.get("output_type_shape", []) for shape in entry.values()]
     if not inputs or not outputs:

@@ -35,7 +35,7 @@ Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Gated:
-    """A report, and the target's answers (class indices) to the evaluation's images; null when nothing could run."""
+    """A report, and the target's answers to the evaluation's images (class indices, -1 for none); null when nothing could run."""
 
     report: Report
     answers_N: np.ndarray | None
@@ -156,7 +156,7 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
         gate.check_latency(latency, held.values),
     ]
     measured = {"parity": parity, "coverage": coverage, "accuracy": accuracy, "latency": latency}
-    return Gated(_report(opened, images, held, checks, described, measured), logits_NK.argmax(1))
+    return Gated(_report(opened, images, held, checks, described, measured), metrics.answers(logits_NK))
 
 
 def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe) -> Gated:
@@ -249,7 +249,7 @@ def _with_int8(parity: Parity, floats_NK: Mapping[str, np.ndarray], int8_NK: np.
     return parity.model_copy(
         update={
             "int8_sqnr_db": noise_db if np.isfinite(noise_db) else None,
-            "int8_agreement": metrics.agreement(float_NK.argmax(1), same_NK.argmax(1)),
+            "int8_agreement": metrics.agreement(metrics.answers(float_NK), metrics.answers(same_NK)),
         }
     )
 
