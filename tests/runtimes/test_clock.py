@@ -48,9 +48,3 @@ def test_every_query_gets_the_next_batch() -> None:
     for number in range(5):
         query(number)
     assert session.seen == [0, 1, 2, 0, 1]
-
-
-def test_progress_ends_at_100_per_cent() -> None:
-    steps: list[int] = []
-    clock.interleaved({"one": partial(sleep_ms, 1.0)}, Protocol(warmup=1, seconds=0.05, min_queries=1), steps.append)
-    assert sum(steps) == 100

@@ -1,6 +1,7 @@
 """Commands that run on a device: no torch needed. Results go to stdout, progress and messages to stderr."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,7 @@ def gate(
         "max_vs_reference": max_vs_reference,
         "undecided": undecided,
     }
+    _check_writable(json_file, junit_file, markdown_file, html_file)
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
         bundle, limits=[("command line", overrides)], reference=reference, images=images, expect_sha256=expect_sha256
@@ -140,20 +142,26 @@ def targets(as_json: AsJson = False) -> None:
     console.show_table(head, [(p.name, p.runtime, p.device, str(p.threads or "all"), p.description) for p in profiles])
 
 
-def _write(file: Path | None, text: Any) -> None:
-    """Writes what `text()` gives, to stdout for `-`; UserError when that cannot be."""
-    if file is None:
-        return
-    if file == Path("-"):
-        typer.echo(text(), nl=False)
-        return
+def _check_writable(*files: Path | None) -> None:
+    """Makes the folders of the reports, so that a gate of minutes does not end in a path that cannot be written."""
     from vit_edge.errors import UserError
 
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file is None or file == Path("-"):
+            continue
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.open("a").close()
+        except OSError as err:
+            raise UserError(f"cannot write {file}: {err.strerror}", "give a path that can be written") from err
+
+
+def _write(file: Path | None, text: Callable[[], str]) -> None:
+    """Writes what `text()` gives, to stdout for `-`."""
+    if file == Path("-"):
+        typer.echo(text(), nl=False)
+    elif file is not None:
         file.write_text(text(), encoding="utf-8")
-    except OSError as err:
-        raise UserError(f"cannot write {file}: {err.strerror}", "give a path that can be written") from err
 
 
 def _print_json(value: Any) -> None:

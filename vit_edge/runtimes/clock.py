@@ -26,20 +26,17 @@ def query(session: Session, batches: Sequence[np.ndarray]) -> Query:
     return partial(_run, session, batches)
 
 
-def interleaved(
-    queries: Mapping[str, Query], protocol: Protocol, advance: Callable[[int], None] = lambda percent: None
-) -> dict[str, np.ndarray]:
+def interleaved(queries: Mapping[str, Query], protocol: Protocol) -> dict[str, np.ndarray]:
     """Latencies in milliseconds of every timed query, by artefact; the order is reversed every other round.
 
     Each is warmed up on its own first. Measures for protocol.seconds altogether, and until each has
-    protocol.min_queries; never more than protocol.max_queries each. advance: called with the per cent of the time
-    that each round took.
+    protocol.min_queries; never more than protocol.max_queries each. Shows no progress: that would be measured too.
     """
     for one in queries.values():
         _turn(one, 0, protocol.warmup)
     latencies_ms: dict[str, list[float]] = {name: [] for name in queries}
     order = list(queries)
-    start, done, told = time.perf_counter(), 0, 0
+    start, done = time.perf_counter(), 0
     while not _finished(done, time.perf_counter() - start, protocol):
         timed = min(TURN - SETTLE, protocol.max_queries - done)
         for name in order:
@@ -47,9 +44,6 @@ def interleaved(
             latencies_ms[name] += _turn(queries[name], done + SETTLE, timed)
         done += timed
         order.reverse()
-        percent = min(100, int(100 * (time.perf_counter() - start) / protocol.seconds))
-        advance(percent - told)
-        told = percent
     return {name: np.asarray(values) for name, values in latencies_ms.items()}
 
 

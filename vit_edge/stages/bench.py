@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vit_edge import bundle, evaluation, metrics
-from vit_edge.progress import progress
+from vit_edge.progress import say
 from vit_edge.report.schema import BenchRow
 from vit_edge.runtimes import clock, registry
 from vit_edge.stages.gate import Opened, evaluation_folder, open_sessions, timed_batches
@@ -27,8 +27,8 @@ def bench_bundles(
                 queries[f"{number}/{artefact.name}"] = clock.query(artefact.session, batches)
         protocol = opened[0].manifest.target.protocol
         protocol = protocol if seconds is None else protocol.model_copy(update={"seconds": seconds})
-        with progress("bench", 100, unit="%") as advance:
-            latencies = clock.interleaved(queries, protocol, advance)
+        say(f"timing {len(queries)} artefacts, about {protocol.seconds:g} s: leave the machine alone")
+        latencies = clock.interleaved(queries, protocol)
     return [
         BenchRow(
             bundle=str(paths[number]),

@@ -17,7 +17,7 @@ from vit_edge import bundle, evaluation, gate, metrics
 from vit_edge.bundle import Bundle
 from vit_edge.errors import UserError
 from vit_edge.evaluation import Evaluation
-from vit_edge.progress import progress
+from vit_edge.progress import progress, say
 from vit_edge.recipe import Limits
 from vit_edge.report import junit, markdown
 from vit_edge.report.schema import Artefact, Check, Parity, Report
@@ -274,8 +274,8 @@ def _pieces(n: int, batch: int) -> Iterator[tuple[int, int]]:
 def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation) -> list[Artefact]:
     batches, target = timed_batches(opened, images), opened.manifest.target
     queries = {one.name: clock.query(one.session, batches) for one in artefacts}
-    with progress(f"latency on {target.name}", 100, unit="%") as advance:
-        latencies = clock.interleaved(queries, target.protocol, advance)
+    say(f"timing {', '.join(queries)} on {target.name}, about {target.protocol.seconds:g} s: leave the machine alone")
+    latencies = clock.interleaved(queries, target.protocol)
     return [
         Artefact(
             name=one.name,
