@@ -56,7 +56,7 @@ def refused(ended: Ended, problem: str, fix: str) -> None:
         (["run", "quickstrat"], "unknown recipe 'quickstrat'", "did you mean 'quickstart'?"),
         (["run", "quickstart", "--set", "studnet.x=1"], "unknown key 'studnet'", "did you mean 'student'?"),
         (["run", "quickstart", "--from", "studnet"], "unknown stage 'studnet'", "did you mean 'student'?"),
-        (["train", "--model", "vit_ti16", "--image-size", "40"], "40", "48"),
+        (["train", "--model", "vit_ti16", "--image-size", "40"], "W = 40 ", "nearest image_size is 32"),
         (["train", "--model", "vit_ti16", "--weights", "none.pt"], "expected none, pretrained or an existing file", ""),
     ],
 )

@@ -1,12 +1,14 @@
 """The `vit-edge` command: parse, call one function, print, exit code.
 
 Exit codes: 0 pass · 1 the gate failed · 2 the user's mistake or a missing runtime · 3 undecided · 70 a bug of ours ·
-130 interrupted.
+130 interrupted · 141 nobody reads our output.
 """
 
 import os
+import signal
 import sys
 import traceback
+from typing import Any, NoReturn
 
 import typer
 
@@ -14,7 +16,9 @@ from vit_edge import __version__
 from vit_edge.cli import build, device
 from vit_edge.errors import UserError
 
-PASS, FAIL, MISTAKE, UNDECIDED, BUG, INTERRUPTED = 0, 1, 2, 3, 70, 130
+PASS, MISTAKE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 2, 70, 130, 141
+USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""What Typer raises for an option that is missing or unknown; releases import it from different places."""
 
 app = typer.Typer(
     help="Distil a Vision Transformer, quantize it to int8, export it, and prove on each target that it holds.",
@@ -45,25 +49,45 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+class Interrupted(BaseException):
+    """Ctrl-C or a request to end, as an exception of our own: Typer would turn KeyboardInterrupt into a bare exit."""
+
+
 def main() -> None:
     """Runs the command line and turns every way to end into its exit code."""
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sign, _interrupt)
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or PASS)
     except UserError as err:
-        _say(f"error: {err.problem}", f"fix: {err.fix}")
-        sys.exit(MISTAKE)
-    except KeyboardInterrupt:
-        _say("interrupted: nothing is half-written", "continue with the same command")
-        sys.exit(INTERRUPTED)
+        _end(MISTAKE, f"error: {err.problem}", f"fix: {err.fix}")
+    except Interrupted:
+        _end(INTERRUPTED, "interrupted: nothing is half-written", "continue with the same command")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(PASS)
-    except Exception:
+        sys.exit(BROKEN_PIPE)
+    except Exception as err:
+        if isinstance(err, USAGE_ERROR) and not err.format_message():
+            sys.exit(MISTAKE)  # the help has been printed, since no command was given
+        if isinstance(err, USAGE_ERROR):
+            _end(MISTAKE, f"error: {err.format_message()}", f"fix: see `{_command_path(err)} --help`")
         traceback.print_exc()
-        _say("this is a bug in vit-edge", "please report it with the lines above and the output of `vit-edge doctor`")
-        sys.exit(BUG)
+        _end(
+            BUG,
+            "this is a bug in vit-edge",
+            "please report it with the lines above and the output of `vit-edge doctor`",
+        )
 
 
-def _say(*lines: str) -> None:
+def _interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def _command_path(err: Any) -> str:
+    return err.ctx.command_path if getattr(err, "ctx", None) else "vit-edge"
+
+
+def _end(code: int, *lines: str) -> NoReturn:
     for line in lines:
         print(" ".join(line.split()), file=sys.stderr)
+    sys.exit(code)
