@@ -11,10 +11,11 @@ from vit_edge.stages.gate import gate_bundle
 def test_rows_of_a_gate_hold_what_was_measured(openvino_bundle: Path) -> None:
     gated = gate_bundle(openvino_bundle)
     model = bundle.read(openvino_bundle).manifest.model
-    *floats, int8 = ledger.gate_rows(gated.report, model, answers_N=gated.answers_N, teacher_N=gated.answers_N)
+    *floats, int8 = ledger.gate_rows(gated.report, model, answers=gated.answers, teacher_N=gated.answers["int8"])
     assert floats[0].station == "float"
     assert floats[0].precision == "f32"
     assert floats[0].n == 597
+    assert floats[0].agreement_with_teacher == np.mean(gated.answers["f32"] == gated.answers["int8"])
     assert (int8.station, int8.runtime, int8.n, int8.agreement_with_teacher) == ("int8", "openvino", 597, 1.0)
     assert int8.p50_ms is not None
     assert int8.size_bytes == sum(path.stat().st_size for path in bundle.read(openvino_bundle).int8)

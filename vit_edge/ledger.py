@@ -3,6 +3,7 @@
 A value that was not measured is null, never invented. N images.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,8 @@ from vit_edge.report.schema import Part, Report
 from vit_edge.store import write_json
 
 FILE = "ledger.json"
+TEACHER_ANSWERS = "teacher_answers.npy"
+"""In the reference's stage: the teacher's class indices, int64 (N,)."""
 
 
 class Row(Part):
@@ -53,11 +56,11 @@ def torch_row(
 
 
 def gate_rows(
-    report: Report, model: ModelInfo, *, answers_N: np.ndarray | None = None, teacher_N: np.ndarray | None = None
+    report: Report, model: ModelInfo, *, answers: Mapping[str, np.ndarray], teacher_N: np.ndarray | None = None
 ) -> list[Row]:
     """The stations on one target, from its gate: each float artefact, then int8.
 
-    A float artefact's top1 is on the gate's parity sample, whose size is its n. answers_N: int8's, from answers.npy.
+    A float artefact's top1 is on the gate's parity sample, whose size is its n. answers: the gate's answers.npz.
     """
     sizes = {one.name: one for one in report.latency.artefacts} if report.latency else {}
     common = {
@@ -69,12 +72,15 @@ def gate_rows(
     rows = []
     for entry in report.parity.floats if report.parity else ():
         artefact = sizes.get(entry.precision)
-        measured = {"size_bytes": artefact and artefact.size_bytes, "p50_ms": artefact and artefact.ms["p50"]}
-        rows.append(Row(station="float", precision=entry.precision, top1=entry.top1, n=entry.n, **common, **measured))
+        rows.append(Row(
+            station="float", precision=entry.precision, top1=entry.top1, n=entry.n,
+            agreement_with_teacher=_agreement(answers.get(entry.precision), teacher_N),
+            size_bytes=artefact and artefact.size_bytes, p50_ms=artefact and artefact.ms["p50"], **common,
+        ))  # fmt: skip
     artefact, accuracy = sizes.get("int8"), report.accuracy
     int8 = Row(
         station="int8", precision="int8", top1=accuracy and accuracy.target_top1, n=accuracy and accuracy.n,
-        agreement_with_teacher=_agreement(answers_N, teacher_N), size_bytes=artefact and artefact.size_bytes,
+        agreement_with_teacher=_agreement(answers.get("int8"), teacher_N), size_bytes=artefact and artefact.size_bytes,
         p50_ms=artefact and artefact.ms["p50"], **common,
     )  # fmt: skip
     return [*rows, int8]
@@ -93,4 +99,7 @@ def read(folder: Path) -> Ledger:
 
 
 def _agreement(answers_N: np.ndarray | None, teacher_N: np.ndarray | None) -> float | None:
-    return None if answers_N is None or teacher_N is None else metrics.agreement(answers_N, teacher_N)
+    """On the images that both answered, which come in the same order."""
+    if answers_N is None or teacher_N is None:
+        return None
+    return metrics.agreement(answers_N, teacher_N[: len(answers_N)])

@@ -28,21 +28,21 @@ from vit_edge.target import Target
 # The float artefacts are run on so many of the images, which are in random order: all of them in most data sets.
 PARITY_IMAGES = 10_000
 TIMED_BATCHES = 64
-ANSWERS = "answers.npy"
+ANSWERS = "answers.npz"
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Gated:
-    """A report, and the target's answers to the evaluation's images (class indices, -1 for none); null when nothing could run."""
+    """A report, and the answers of int8 and of each float precision: class indices int64 (N,), -1 for none."""
 
     report: Report
-    answers_N: np.ndarray | None
+    answers: dict[str, np.ndarray]
 
 
 def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = None) -> dict[str, Any]:
-    """Gates a bundle and writes gate.json, gate.md, gate.xml and, where the target could run, answers.npy (int64 (N,)).
+    """Gates a bundle and writes gate.json, gate.md, gate.xml and answers.npz (int64 (N,) by artefact).
 
     limits: the recipe's. reference: the evaluation's folder, when it is not in the bundle. Returns what was found
     in short; the verdict is no error. Raises UserError for a bundle that has been changed.
@@ -53,8 +53,7 @@ def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = 
     (folder / "gate.json").write_text(report.to_json(), encoding="utf-8")
     (folder / "gate.md").write_text(markdown.of_report(report), encoding="utf-8")
     (folder / "gate.xml").write_text(junit.of_report(report), encoding="utf-8")
-    if gated.answers_N is not None:
-        np.save(folder / ANSWERS, gated.answers_N, allow_pickle=False)
+    np.savez(folder / ANSWERS, **gated.answers)  # type: ignore[arg-type]
     return {
         "verdict": report.verdict,
         "blame": report.blame,
@@ -156,7 +155,8 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
         gate.check_latency(latency, held.values),
     ]
     measured = {"parity": parity, "coverage": coverage, "accuracy": accuracy, "latency": latency}
-    return Gated(_report(opened, images, held, checks, described, measured), metrics.answers(logits_NK))
+    answers = {name: metrics.answers(found_NK) for name, found_NK in {"int8": logits_NK, **floats_NK}.items()}
+    return Gated(_report(opened, images, held, checks, described, measured), answers)
 
 
 def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe) -> Gated:
@@ -166,7 +166,7 @@ def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, r
     checks += gate.unmeasured(f"{probe.problem}; {probe.fix}")
     described = {"runtime": runtime.name, "version": probe.version}
     measured = dict.fromkeys(("parity", "coverage", "accuracy", "latency"))
-    return Gated(_report(opened, images, held, checks, described, measured), None)
+    return Gated(_report(opened, images, held, checks, described, measured), {})
 
 
 def _check_digest(opened: Bundle, expected: str | None) -> None:

@@ -12,7 +12,6 @@ from vit_edge.report.schema import Report
 from vit_edge.stages.gate import ANSWERS
 
 REPORT = "report.html"
-TEACHER_ANSWERS = "teacher_answers.npy"
 VERDICT_HEAD = ("target", "verdict", "required", "drop, points", "int8 p50", "float p50", "recommended")
 WORST = (0, 3, 1)
 """Exit codes from the best to the worst: pass, undecided or unmeasured, fail."""
@@ -21,13 +20,17 @@ WORST = (0, 3, 1)
 def write_and_print(pipeline: Pipeline) -> int:
     """Writes ledger.json and report.html of a finished run and prints both in short; returns the run's exit code."""
     reports = {name: _report(pipeline.done[f"gate/{name}"]) for name in pipeline.target_names}
-    found = ledger.Ledger(schema_name="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)])
+    found = ledger.Ledger(
+        schema_name="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)]
+    )
     ledger.write(pipeline.folder, found)
     page = html.page(reports=list(reports.values()), ledger=found, title=f"vit-edge: {pipeline.recipe.name}")
     (pipeline.folder / REPORT).write_text(page, encoding="utf-8")
     console.show_ledger(found)
     print()
-    console.show_table(VERDICT_HEAD, [_verdict_row(report, name in pipeline.required_names) for name, report in reports.items()])
+    console.show_table(
+        VERDICT_HEAD, [_verdict_row(report, name in pipeline.required_names) for name, report in reports.items()]
+    )
     print(f"\nreport: {pipeline.folder / REPORT}")
     return max((reports[name].exit_code for name in pipeline.required_names), key=WORST.index, default=0)
 
@@ -39,11 +42,8 @@ def _torch_rows(pipeline: Pipeline) -> list[ledger.Row]:
     rows = []
     if measured["teacher"] is not None:
         rows.append(ledger.torch_row("teacher", answers_N=teacher_N, teacher_N=teacher_N, **measured["teacher"]))
-    p50_ms = measured["latency_ms"]["p50"]
-    student = ledger.torch_row(
-        "student", answers_N=logits_NK.argmax(axis=1), teacher_N=teacher_N, p50_ms=p50_ms, **measured["student"]
-    )
-    return [*rows, student]
+    answers_N = logits_NK.argmax(axis=1)
+    return [*rows, ledger.torch_row("student", answers_N=answers_N, teacher_N=teacher_N, **measured["student"])]
 
 
 def _target_rows(pipeline: Pipeline, reports: dict[str, Report]) -> list[ledger.Row]:
@@ -51,9 +51,8 @@ def _target_rows(pipeline: Pipeline, reports: dict[str, Report]) -> list[ledger.
     rows: list[ledger.Row] = []
     for name, report in reports.items():
         model = bundle.read(pipeline.done[f"export/{name}"] / "bundle").manifest.model
-        answers = pipeline.done[f"gate/{name}"] / ANSWERS
-        answers_N = np.load(answers, allow_pickle=False) if answers.exists() else None
-        rows += ledger.gate_rows(report, model, answers_N=answers_N, teacher_N=teacher_N)
+        with np.load(pipeline.done[f"gate/{name}"] / ANSWERS, allow_pickle=False) as answers:
+            rows += ledger.gate_rows(report, model, answers=dict(answers), teacher_N=teacher_N)
     return rows
 
 
@@ -62,7 +61,7 @@ def _report(folder: Path) -> Report:
 
 
 def _teacher_answers(reference: Path) -> Any:
-    path = reference / TEACHER_ANSWERS
+    path = reference / ledger.TEACHER_ANSWERS
     return np.load(path, allow_pickle=False) if path.exists() else None
 
 
