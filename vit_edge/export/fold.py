@@ -93,7 +93,7 @@ def folded(graph_module: GraphModule) -> GraphModule:
 def drop_dropout(_: GraphModule, node: Node) -> None:
     """Dropout does nothing in evaluation."""
     if node.target in (aten.dropout.default, aten.feature_dropout.default, aten.dropout_.default):
-        node.replace_all_uses_with(node.all_input_nodes[0])
+        _replace(node, node.all_input_nodes[0])
 
 
 def plain_mean(graph_module: GraphModule, node: Node) -> None:
@@ -103,7 +103,7 @@ def plain_mean(graph_module: GraphModule, node: Node) -> None:
     with graph_module.graph.inserting_before(node):
         mean = graph_module.graph.call_function(aten.mean.dim, (node.args[0], [-1, -2], True))
     mean.meta = dict(node.meta)
-    node.replace_all_uses_with(mean)
+    _replace(node, mean)
 
 
 def bake_weight(graph_module: GraphModule, node: Node) -> None:
@@ -134,7 +134,7 @@ def fold_batch_norm(graph_module: GraphModule, node: Node) -> None:
     epsilon: Any = node.args[7]
     new = fuse_conv_bn_weights(weight, bias, mean, variance, epsilon, gamma, beta)
     _set_weight(graph_module, conv, *new)
-    node.replace_all_uses_with(conv)
+    _replace(node, conv)
 
 
 def fold_normalisation(graph_module: GraphModule, conv: Node) -> None:
@@ -168,6 +168,11 @@ def _only_source(node: Any, target: object) -> Any:
     if isinstance(node, Node) and node.target == target and len(node.users) == 1:
         return node.args[0]
     return None
+
+
+def _replace(node: Node, other: Node) -> None:
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
 
 
 def _is_constant(node: object) -> bool:

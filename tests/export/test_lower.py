@@ -1,0 +1,143 @@
+"""Each lowering in its real runtime, under default options, on the small ViT and the small CNN."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.conftest import require
+from tests.small_models import Built, built, images, logits_of, run_onnx, worst
+from vit_edge.export import lower, onnx
+from vit_edge.export.graph import array, entry, product_name, products
+from vit_edge.quantization.ranges import Range
+from vit_edge.runtimes import registry
+from vit_edge.runtimes.base import Coverage
+from vit_edge.target import Target
+from vit_edge.target import load as load_target
+
+KINDS = pytest.mark.parametrize("kind", ["vit", "cnn"])
+BATCHES = pytest.mark.parametrize("batch", [1, 4])
+
+
+def lowered(kind: str, runtime: str, batch: int = 1) -> ir.Model:
+    return lower.LOWERINGS[runtime](onnx.with_batch(built(kind).canonical, batch), built(kind).by_value)
+
+
+def target(runtime: str, batch: int = 1) -> Target:
+    return load_target(runtime).model_copy(update={"threads": 1, "batch": batch})
+
+
+def ran(model: ir.Model, runtime: str, folder: Path, sample: np.ndarray) -> tuple[np.ndarray, Coverage]:
+    """Logits and coverage as the device would get them: built, opened and run by the target's runtime."""
+    path = folder / "graph.onnx"
+    onnx.save(model, path)
+    aimed, loaded = target(runtime, len(sample)), registry.load(runtime)
+    with loaded.open(loaded.build(path, aimed, folder / "built"), aimed) as session:
+        return session.run(sample), session.coverage()
+
+
+def assert_int8(found: Built, coverage: Coverage) -> None:
+    """Every linear and convolution runs in int8, and only attention's products do not."""
+    for product in found.products:
+        mine = [p for p in coverage.products if p.came_from(product.name)]
+        if product.kind != "attention":
+            assert [p.is_int8 for p in mine] == [True], product.name
+
+
+@KINDS
+@BATCHES
+def test_onnxruntime_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: Path) -> None:
+    require("onnxruntime", "onnxruntime")
+    found, sample = built(kind), images(batch, seed=4)
+    logits_BK, coverage = ran(lowered(kind, "onnxruntime", batch), "onnxruntime", tmp_path, sample)
+    assert_int8(found, coverage)
+    kinds = Counter(product.kind for product in coverage.products if product.is_int8)
+    layers = Counter(product.kind for product in found.products)
+    assert kinds["QGemm"] == layers["linear"]
+    assert kinds["QLinearConv"] == layers["conv"]
+    assert worst(logits_BK, logits_of(found.classifier, sample)) < 0.25
+
+
+@KINDS
+def test_the_canonical_graph_alone_would_be_float_in_onnxruntime(kind: str, tmp_path: Path) -> None:
+    require("onnxruntime", "onnxruntime")
+    graph = onnx.with_batch(built(kind).canonical, 1)
+    assert ran(graph, "onnxruntime", tmp_path, images(1))[1].int8 < len(built(kind).products) / 2
+
+
+def test_unsigned_activations_compute_the_same(tmp_path: Path) -> None:
+    """Without convolutions nothing but the biases, in far finer steps, is rounded anew."""
+    found, sample = built("vit"), images(4, seed=4)
+    graph = run_onnx(lowered("vit", "onnxruntime", 4), sample, optimised=False)
+    assert worst(graph, logits_of(found.quantized, sample)) < 0.05
+
+
+def test_pixels_go_into_onnxruntime_as_uint8() -> None:
+    first = next(iter(lowered("vit", "onnxruntime").graph))
+    graph = lowered("vit", "onnxruntime")
+    assert not {"Cast", "Sub"} & {node.op_type for node in graph.graph}
+    assert first.inputs[0] is not None
+    (projection,) = (node for node in products(graph) if product_name(node) == "patch_embed.proj")
+    dequantize = entry(projection, 0).producer()
+    assert dequantize is not None
+    assert (array(entry(dequantize, 1)), array(entry(dequantize, 2))) == (1, 128)
+    assert entry(dequantize, 0).dtype == ir.DataType.UINT8
+
+
+def test_every_bias_step_is_input_scale_times_weight_scale() -> None:
+    graph = lowered("cnn", "onnxruntime")
+    for node in products(graph):
+        activation, weight, bias = (entry(node, index).producer() for index in range(3))
+        assert activation is not None and weight is not None and bias is not None  # noqa: PT018
+        expected = array(entry(activation, 1)) * array(entry(weight, 1)).astype(np.float64)
+        assert np.allclose(array(entry(bias, 1)), expected, rtol=1e-6)
+        assert array(entry(bias, 0)).dtype == np.int32
+
+
+def test_a_bias_that_int32_cannot_hold_stays_float() -> None:
+    graph = onnx.with_batch(built("cnn").canonical, 1)
+    node = products(graph)[0]
+    bias = entry(node, 2)
+    bias.const_value = ir.tensor(np.full(16, 1e9, np.float32))
+    lower.quantize_bias(graph, node)
+    assert entry(node, 2) is bias
+
+
+@pytest.mark.parametrize(
+    ("found", "scale", "zero_point"),
+    [
+        (Range(0.0, 5.1, 5.1), 0.02, 0),
+        (Range(-1.0, 1.55, 9.0), 0.01, 100),
+        (Range(-9.0, 1.55, 1.0), 2 / 255, 128),
+        (Range(0.5, 5.1, 5.1), 0.02, 0),
+        (Range(0.0, 0.0, 1.0), 1.0, 0),
+    ],
+)
+def test_output_ranges_hold_zero_and_are_clipped_at_the_limit(found: Range, scale: float, zero_point: int) -> None:
+    affine = lower.Affine.of(found)
+    assert affine.scale == pytest.approx(scale)
+    assert affine.zero_point == zero_point
+
+
+@KINDS
+@BATCHES
+def test_openvino_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: Path) -> None:
+    require("openvino", "openvino")
+    found, sample = built(kind), images(batch, seed=4)
+    logits_BK, coverage = ran(lowered(kind, "openvino", batch), "openvino", tmp_path, sample)
+    assert_int8(found, coverage)
+    assert worst(logits_BK, logits_of(found.classifier, sample)) < 0.25
+
+
+@KINDS
+def test_tensorrt_parses_and_builds_int8_and_float(kind: str, tmp_path: Path) -> None:
+    require("tensorrt_rtx_bindings", "tensorrt")
+    graphs = {"int8": lowered(kind, "tensorrt"), "float": onnx.with_batch(built(kind).floats, 1)}
+    aimed, runtime = target("tensorrt"), registry.load("tensorrt")
+    assert set(aimed.compute_capabilities) >= {"8.6", "8.9"}
+    for name, graph in graphs.items():
+        path = tmp_path / f"{name}.onnx"
+        onnx.save(graph, path)
+        assert runtime.build(path, aimed, tmp_path / name)
