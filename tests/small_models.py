@@ -55,7 +55,9 @@ def classifier(backbone: nn.Module, side: int = SIDE) -> Classifier:
     generator = torch.Generator().manual_seed(0)
     for _, tensor in sorted(backbone.state_dict().items()):
         if tensor.is_floating_point():
-            tensor.add_(0.2 * torch.rand(tensor.shape, generator=generator) * (tensor.std() if tensor.numel() > 1 else 1))
+            tensor.add_(
+                0.2 * torch.rand(tensor.shape, generator=generator) * (tensor.std() if tensor.numel() > 1 else 1)
+            )
     for module in backbone.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
             module.weight.data += 0.3 * torch.rand(module.weight.shape, generator=generator)

@@ -53,7 +53,9 @@ def test_normalisation_goes_into_an_unpadded_convolution_only(padding: int, oper
 def test_a_standardised_weight_becomes_a_constant() -> None:
     from timm.layers import StdConv2d
 
-    model = classifier(nn.Sequential(StdConv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)))
+    model = classifier(
+        nn.Sequential(StdConv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    )
     served = deployable(model)
     assert worst(logits_of(served, images(3)), logits_of(model, images(3))) < 1e-4
     assert [(p.kind, p.obstacle) for p in products(served)] == [("conv", None), ("linear", None)]

@@ -111,7 +111,9 @@ def test_files_are_self_contained_and_tell_nothing_of_this_machine(kind: str, tm
 def test_a_fixed_batch_leaves_no_shape_arithmetic(kind: str) -> None:
     graph = onnx.with_batch(built(kind).canonical, 4)
     assert not set(operators(graph)) & {"Shape", "Expand", "Gather", "Range", "Unsqueeze", "Constant", "Identity"}
-    assert all(isinstance(size, int) for node in graph.graph for value in node.outputs for size in value.shape or [None])
+    assert all(
+        isinstance(size, int) for node in graph.graph for value in node.outputs for size in value.shape or [None]
+    )
 
 
 def test_a_model_of_timm_is_exported() -> None:

@@ -36,7 +36,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize(
-    ("runtime", "library"), [("onnxruntime", "onnxruntime"), ("openvino", "openvino"), ("tensorrt", "tensorrt_rtx_bindings")]
+    ("runtime", "library"),
+    [("onnxruntime", "onnxruntime"), ("openvino", "openvino"), ("tensorrt", "tensorrt_rtx_bindings")],
 )
 def test_writes_a_bundle_that_holds(stages: Path, tmp_path: Path, runtime: str, library: str, batch: int) -> None:
     require(library, runtime)
@@ -51,7 +52,8 @@ def test_writes_a_bundle_that_holds(stages: Path, tmp_path: Path, runtime: str, 
     assert (told["runtime"], told["batch"]) == (runtime, batch)
     assert told["int8_bytes"] < told["float_bytes"]
     assert manifest.target == target
-    assert (manifest.model.name, manifest.model.geometry["width"], manifest.model.parameters) == ("vit_ti16", 48, 70570)
+    assert (manifest.model.name, manifest.model.geometry["width"]) == ("vit_ti16", 48)
+    assert manifest.model.parameters == vit().parameter_count
     assert manifest.limits.max_drop_points == 2.0
     assert manifest.expected_int8 is not None
     assert {"patch_embed.proj", "blocks.1.mlp.fc2", "head"} <= set(manifest.expected_int8)

@@ -77,6 +77,7 @@ def folded(graph_module: GraphModule) -> GraphModule:
     rewrites: tuple[Callable[[GraphModule, Node], None], ...] = (
         drop_dropout,
         plain_mean,
+        bake_weight,
         fold_batch_norm,
         fold_normalisation,
     )
@@ -84,7 +85,7 @@ def folded(graph_module: GraphModule) -> GraphModule:
         for rewrite in rewrites:
             for node in list(graph_module.graph.nodes):
                 rewrite(graph_module, node)
-    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     graph_module.delete_all_unused_submodules()
     graph_module.recompile()
     return graph_module

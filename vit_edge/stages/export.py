@@ -13,6 +13,7 @@ from vit_edge.models.zoo import GEOMETRY
 from vit_edge.quantization import ranges
 from vit_edge.recipe import Limits
 from vit_edge.runtimes import registry
+from vit_edge.runtimes.base import Runtime
 from vit_edge.target import Target
 
 
@@ -37,7 +38,7 @@ def run(
         **_model(student),
         "int8_files": [path.relative_to(place).as_posix() for path in int8_files],
         "float_files": {"f32": [path.relative_to(place).as_posix() for path in float_files]},
-        "expected_int8": _expected(int8),
+        "expected_int8": _expected(int8, runtime, int8_files, target),
         "limits": limits.model_dump(mode="json"),
         "provenance": provenance,
     }
@@ -50,7 +51,7 @@ def run(
     }
 
 
-def _built(runtime: registry.Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:
+def _built(runtime: Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="vit-edge-") as scratch:
         path = Path(scratch) / "model.onnx"
         onnx.save(model, path)
@@ -74,7 +75,12 @@ def _model(student: Path) -> dict[str, Any]:
     }
 
 
-def _expected(int8: Path) -> list[str]:
-    """Names of the matrix products that must run in int8."""
+def _expected(int8: Path, runtime: Runtime, files: list[Path], target: Target) -> list[str]:
+    """Names of the matrix products that must run in int8, less those that the runtime does not keep the name of."""
     layers = json.loads((int8 / "layers.json").read_text(encoding="utf-8"))
-    return [layer["name"] for layer in layers if layer["reason"] is None]
+    names = [layer["name"] for layer in layers if layer["reason"] is None]
+    if runtime.probe().problem:
+        return names
+    with runtime.open(files, target) as session:
+        products = session.coverage().products
+    return [name for name in names if any(product.came_from(name) for product in products)] or names
