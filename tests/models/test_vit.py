@@ -194,10 +194,16 @@ def test_pre_training_head_has_a_hidden_layer_with_tanh():
     torch.testing.assert_close(record["features"], expected)
 
 
-def test_initial_weights_are_a_truncated_normal_and_the_replaced_head_zero():
+@pytest.mark.parametrize(("width", "sigma"), [(192, 0.04), (768, 0.02), (1024, 0.02)])
+def test_initial_weights_are_a_truncated_normal_that_is_wider_below_the_published_width(width, sigma):
+    model = VisionTransformer(ViTConfig(**{**SMALL, "width": width, "heads": 2}))
+    for weight in (model.blocks[0].mlp.fc1.weight, model.patch_embed.proj.weight, model.head.weight):
+        assert weight.std().item() == pytest.approx(sigma, rel=0.1)
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_initial_biases_and_a_replaced_head_are_zero():
     model = VisionTransformer(ViTConfig(**{**SMALL, "width": 192}))
-    for weight in (model.blocks[0].mlp.fc1.weight, model.patch_embed.proj.weight, model.pos_embed, model.head.weight):
-        assert weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert not model.blocks[0].attn.qkv.bias.any()
     model.replace_head(4)
     assert model.head.weight.shape == (4, 192)
