@@ -48,12 +48,14 @@ class Served(nn.Module):
             self.backbone = ServedViT(self.backbone, scale_C, shift_C)
         else:
             explicit_attention(self.backbone)
+            merge_branches(self.backbone)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        centred_BHWC = images_BHWC.to(torch.float32) - 128.0
         if isinstance(self.backbone, ServedViT):
-            return self.backbone(centred_BHWC)
-        return self.backbone(centred_BHWC.permute(0, 3, 1, 2) * self.scale_C11 + self.shift_C11)
+            return self.backbone(images_BHWC.to(torch.float32) - 128.0)
+        # Centred last: OpenVINO's convolution is int8 when nothing stands between the subtraction and the quantizing.
+        centred_BCHW = images_BHWC.permute(0, 3, 1, 2).to(torch.float32) - 128.0
+        return self.backbone(centred_BCHW * self.scale_C11 + self.shift_C11)
 
 
 def explicit_attention(backbone: nn.Module) -> None:
@@ -62,6 +64,13 @@ def explicit_attention(backbone: nn.Module) -> None:
     for module in modules:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
+
+
+def merge_branches(backbone: nn.Module) -> None:
+    """Convolutions that were parallel in training as one (Ding et al. 2021, RepVGG), wherever a timm model knows how."""
+    from timm.models import reparameterize_model
+
+    reparameterize_model(backbone, inplace=True)
 
 
 def exported(module: nn.Module, example: Tensor) -> GraphModule:
