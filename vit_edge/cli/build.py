@@ -103,7 +103,9 @@ def reference(
     pipeline = _continue(model, data, "reference", device, data_dir)
     metrics = pipeline.metrics("reference")
     typer.echo(f"reference: {pipeline.done['reference'] / 'evaluation'}")
-    typer.echo(f"top-1 {metrics['student']['top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms")
+    typer.echo(
+        f"top-1 {metrics['student']['top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms"
+    )
 
 
 def export(
@@ -121,22 +123,32 @@ def export(
 
 
 def models(
-    query: Annotated[str, typer.Argument(help="Part of a name.")] = "",
+    query: Annotated[str, typer.Argument(help="Part of a name, or a pattern such as 'resnet*'.")] = "",
+    image_size: options.ImageSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """List the architectures that can be teacher or student: ours, or all with QUERY in their name."""
-    from vit_edge.models import zoo
+    from vit_edge.models import catalogue
+    from vit_edge.progress import progress
     from vit_edge.report import console
 
-    rows = zoo.listing(f"*{query.lower()}*" if query else None)
+    rows = []
+    names = catalogue.names(query.lower() or None)
+    with progress("models", len(names), unit="models") as advance:
+        for name in names:
+            rows.append(catalogue.listed(name, image_size))
+            advance()
     if as_json:
         import json
         from dataclasses import asdict
 
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    cells = [(row.name, row.family, f"{row.parameters / 1e6:.1f} M", f"{row.image_size} px") for row in rows]
-    console.show_table(("name", "family", "parameters", "input"), cells)
+    head = ("name", "family", "parameters", "mult-adds", "input", "int8 proven")
+    console.show_table(head, [_listed_cells(row) for row in rows])
+    for row in rows:
+        if row.problem:
+            typer.echo(f"{row.name}: {row.problem}", err=True)
 
 
 def pipelines() -> None:
@@ -146,6 +158,13 @@ def pipelines() -> None:
 
     for name, path in shipped("pipelines").items():
         typer.echo(f"{name:24} {recipes.load(path).description}")
+
+
+def _listed_cells(row: Any) -> tuple[str, ...]:
+    unknown = row.parameters is None
+    parameters = "–" if unknown else f"{row.parameters / 1e6:.1f} M"
+    cost = "–" if unknown else f"{row.multiply_adds / 1e9:.2f} G"
+    return row.name, row.family, parameters, cost, f"{row.image_size} px", ", ".join(row.int8_proven)
 
 
 def _run(
@@ -254,14 +273,11 @@ def _part(model: str, weights: str | None, epochs: int | None, batch_size: int |
 
 
 def _model(name: str) -> dict[str, Any]:
-    folder = Path(name)
-    found = next(
-        (inner for inner in (folder, folder / "student", folder / "teacher") if (inner / "model.json").is_file()), None
-    )
+    from vit_edge.models.card import read_card, saved_in
+
+    found = saved_in(Path(name))
     if found is None:
         return {"name": name}
-    from vit_edge.models.card import read_card
-
     return read_card(found).model.model_dump(mode="json") | {"weights": str(found / "model.safetensors")}
 
 

@@ -43,6 +43,12 @@ def read_card(folder: Path) -> Card:
         raise UserError(f"{path} is not valid: {_first_mistake(err)}", SAVE_AGAIN) from err
 
 
+def saved_in(path: Path) -> Path | None:
+    """The folder with a card that `path` means: itself, or a run's student, else its teacher."""
+    folders = (path, path / "student", path / "teacher")
+    return next((folder for folder in folders if (folder / CARD).is_file()), None)
+
+
 def _first_mistake(err: OSError | ValidationError) -> str:
     if isinstance(err, OSError):
         return str(err)

@@ -27,7 +27,7 @@ FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError,
 def load_weights(
     backbone: nn.Module, source: str, *, config: ModelConfig, classes: Sequence[str], role: Role, say: Say
 ) -> None:
-    """Loads `source` into `backbone`, which `zoo.create(config, len(classes), …)` made.
+    """Loads `source` into `backbone`, which `zoo.create_for_weights(config, len(classes), …)` made.
 
     source: "pretrained" (the published weights, from the hub or its cache), or a file: safetensors, a torch pickle,
     a JAX archive, in the layout of timm, DeiT, torchvision, transformers, JAX, MAE, DINO or DINOv2.
@@ -46,8 +46,8 @@ def load_weights(
     _check_places(tensors, backbone, config, path, apart=lambda key: key in heads or key.startswith("pre_logits."))
     tensors = _with_head(tensors, backbone, heads, len(classes), role, path, say)
     _check_places(tensors, backbone, config, path)
-    _check_finite(tensors, path)
-    backbone.load_state_dict(tensors)
+    weight_files.assign(backbone, tensors)
+    check_finite(tensors, path)
     say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
 
 
@@ -147,7 +147,7 @@ def _with_head(
     say(f"{path} has {has}: replaced by a new one for {classes} classes, to be trained")
     dropped = [*heads, *(key for key in tensors if key.startswith("pre_logits.") and key not in expected)]
     kept = {key: tensor for key, tensor in tensors.items() if key not in dropped}
-    return {**kept, **{key: torch.zeros_like(expected[key]) for key in heads}}
+    return {**kept, **{key: torch.zeros(expected[key].shape, dtype=expected[key].dtype) for key in heads}}
 
 
 def _head_names(backbone: nn.Module) -> list[str]:
@@ -184,7 +184,8 @@ def _check_places(
         raise UserError(f"{path} does not fit {config.name}: {'; '.join(found)}", _advice(tensors, config))
 
 
-def _check_finite(tensors: Tensors, path: Path) -> None:
+def check_finite(tensors: Tensors, path: Path) -> None:
+    """Refuses weights with NaN or infinity."""
     broken = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         raise UserError(f"{path} holds NaN or infinite weights: {_some(broken)}", "use an earlier checkpoint")

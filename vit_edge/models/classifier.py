@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vit_edge.errors import UserError
 from vit_edge.models import zoo
 from vit_edge.models.card import SAVE_AGAIN, WEIGHTS, Card, read_card, write_card
+from vit_edge.models.weight_files import assign
 from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import ModelConfig
 
@@ -98,7 +99,7 @@ def load(folder: Path) -> Loaded:
     """The model saved in `folder`. Raises UserError when a file is missing, broken, or does not fit the card."""
     card = read_card(folder)
     preprocessing = card.preprocessing
-    backbone = zoo.create(card.model, len(card.classes), preprocessing.image_size)
+    backbone = zoo.create_for_weights(card.model, len(card.classes), preprocessing.image_size)
     _load_state(backbone, folder / WEIGHTS, card)
     classifier = Classifier(backbone, preprocessing).eval()
     return Loaded(classifier, card.model, card.classes, preprocessing)
@@ -119,7 +120,7 @@ def _load_state(backbone: nn.Module, path: Path, card: Card) -> None:
     if not path.is_file():
         raise UserError(f"{path} is missing", SAVE_AGAIN)
     try:
-        backbone.load_state_dict(load_file(path))
+        assign(backbone, load_file(path))
     except (OSError, SafetensorError) as err:
         raise UserError(f"{path} cannot be read: {err}", "copy the file again, or train again") from err
     except RuntimeError as err:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vit_edge.errors import UserError
 from vit_edge.models.card import WEIGHTS
@@ -43,6 +43,16 @@ def read(path: Path, say: Callable[[str], None]) -> dict[str, Tensor]:
     if _is_safetensors(path):
         return _read_safetensors(path)
     return _tensors_in(_read_torch(path), path, say)
+
+
+def assign(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Makes the tensors the module's own parameters and buffers, without a copy where their types agree.
+
+    They may lie in a mapped file, which writing to them never changes. Raises RuntimeError for names or shapes that differ.
+    """
+    own = module.state_dict()
+    fitting = {key: tensor.to(own.get(key, tensor).dtype).contiguous() for key, tensor in tensors.items()}
+    module.load_state_dict(fitting, assign=True)
 
 
 def _inside(path: Path) -> Path:
@@ -122,7 +132,7 @@ def _read_torch(path: Path) -> Any:
 
 def _tensors_in(found: Any, path: Path, say: Callable[[str], None]) -> dict[str, Tensor]:
     """The state dict in a checkpoint, peeled out of its wrappers."""
-    if isinstance(found, torch.nn.Module) or not isinstance(found, Mapping):
+    if isinstance(found, nn.Module) or not isinstance(found, Mapping):
         raise UserError(f"{path} holds a {type(found).__name__}, expected a state dict", "save model.state_dict()")
     tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
     if tensors and len(tensors) * 2 > len(found):

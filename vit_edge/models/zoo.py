@@ -1,12 +1,11 @@
 """Models by name: our own ViT family, and any timm architecture.
 
 Ours are vit_{ti16,s16,b16,b32,l16,l32,h14}, the same as deit_ with the distillation token, and r50_vit_b16.
-timm is imported when one of its models, or a list of them, is asked for.
+timm is imported when one of its models, or all names, are asked for.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from fnmatch import fnmatch
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -61,16 +60,6 @@ HALF = (0.5, 0.5, 0.5)
 GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout")
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A line of `vit-edge models`; image_size is the side in pixels that the name was published at."""
-
-    name: str
-    family: str
-    parameters: int
-    image_size: int
-
-
 def create(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
     """The backbone with random weights: normalised float images (B, 3, image_size, image_size) → logits (B, classes).
 
@@ -80,6 +69,17 @@ def create(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
         return _create_ours(config, classes, image_size)
     check_name(config.name)
     return _create_timm(config, classes, image_size)
+
+
+def create_for_weights(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
+    """As `create`, for `weight_files.assign` to fill: ours takes no memory until then, so that its peak is the weights'.
+
+    timm's gets random weights first: some of its buffers are in no state dict.
+    """
+    if config.name not in OURS:
+        return create(config, classes, image_size)
+    with torch.device("meta"):
+        return create(config, classes, image_size)
 
 
 def check_name(name: str) -> None:
@@ -101,13 +101,6 @@ def known_names() -> list[str]:
     import timm
 
     return [*OURS, *timm.list_models()]
-
-
-def listing(pattern: str | None = None) -> list[Listed]:
-    """Ours; with a `pattern` (shell wildcards), ours and timm's that match it. Parameters for 1000 classes."""
-    if pattern is None:
-        return [_listed(name) for name in OURS]
-    return [_listed(name) for name in known_names() if fnmatch(name, pattern)]
 
 
 def native_image_size(config: ModelConfig) -> int:
@@ -271,15 +264,6 @@ def _resnet_stem() -> nn.Module:
 
     conv = partial(StdConv2dSame, eps=1e-8)
     return ResNetV2([3, 4, 9], num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
-
-
-def _listed(name: str) -> Listed:
-    config = ModelConfig(name=name)
-    image_size = native_image_size(config)
-    with torch.device("meta"):
-        model = create(config, 1000, image_size)
-    family = name.partition("_")[0] if name in OURS else f"timm {type(model).__module__.rpartition('.')[2]}"
-    return Listed(name, family, sum(p.numel() for p in model.parameters()), image_size)
 
 
 def published_config(name: str) -> Any:

@@ -23,7 +23,8 @@ Role = Literal["teacher", "student", "finetune"]
 def build(config: ModelConfig, material: Material, *, seed: int, role: Role) -> Classifier:
     """A classifier with random weights drawn from `seed`, or with the weights that `config` names."""
     torch.manual_seed(seed)
-    backbone = zoo.create(config, len(material.classes), material.image_size)
+    create = zoo.create if config.weights == "none" else zoo.create_for_weights
+    backbone = create(config, len(material.classes), material.image_size)
     if config.weights != "none":
         from vit_edge.models import checkpoints
 
