@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from vit_edge import __version__
-from vit_edge.cli import build, device
+from vit_edge.cli import build, device, inside
 from vit_edge.errors import UserError
 
 PASS, MISTAKE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 2, 70, 130, 141
@@ -37,6 +37,9 @@ app.command()(device.gate)
 app.command()(device.bench)
 app.command()(device.predict)
 app.command()(device.doctor)
+app.command()(inside.inspect)
+app.command()(inside.probe)
+app.command()(inside.convert)
 app.command()(build.models)
 app.command()(device.targets)
 app.command()(build.pipelines)

@@ -27,9 +27,9 @@ class Material:
         """How an image becomes the training view that teacher and student share, before augmentation."""
         return Preprocessing(image_size=self.image_size)
 
-    def tune(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
-        """Images uint8 (N, H, W, 3) and labels int64 (N,) of the tune split."""
-        return self._prepared("train", self.splits.tune, preprocessing)
+    def tune(self, preprocessing: Preprocessing, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Images uint8 (N, H, W, 3) and labels int64 (N,) of the tune split, or of its first `most`: a random sample."""
+        return self._prepared("train", self.splits.tune[:most], preprocessing)
 
     def calibration(self, preprocessing: Preprocessing) -> np.ndarray:
         """Images uint8 (N, H, W, 3) of the calibration split, a part of train."""
