@@ -53,8 +53,9 @@ class Served(nn.Module):
     def forward(self, images_BHWC: Tensor) -> Tensor:
         if isinstance(self.backbone, ServedViT):
             return self.backbone(images_BHWC.to(torch.float32) - 128.0)
-        # Centred last: OpenVINO's convolution is int8 when nothing stands between the subtraction and the quantizing.
-        centred_BCHW = images_BHWC.permute(0, 3, 1, 2).to(torch.float32) - 128.0
+        # Cast first: TensorRT takes uint8 into nothing else. Centred last: OpenVINO's convolution is int8 when nothing
+        # stands between the subtraction and the quantizing.
+        centred_BCHW = images_BHWC.to(torch.float32).permute(0, 3, 1, 2) - 128.0
         return self.backbone(centred_BCHW * self.scale_C11 + self.shift_C11)
 
 
