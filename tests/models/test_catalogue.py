@@ -13,10 +13,10 @@ def test_names_are_ours_and_timms_by_part_or_pattern():
 
 
 def test_a_line_counts_at_its_size():
-    native, smaller = catalogue.listed("mobilenetv3_small_050"), catalogue.listed("mobilenetv3_small_050", 112)
-    assert native.parameters == sum(p.numel() for p in timm.create_model("mobilenetv3_small_050").parameters())
-    assert (native.family, native.image_size, smaller.image_size) == ("timm mobilenetv3", 224, 112)
-    assert native.multiply_adds == pytest.approx(0.0235e9, rel=0.03)
+    native, smaller = catalogue.listed("resnet18"), catalogue.listed("resnet18", 112)
+    assert native.parameters == sum(p.numel() for p in timm.create_model("resnet18").parameters())
+    assert (native.family, native.image_size, smaller.image_size) == ("timm resnet", 224, 112)
+    assert native.multiply_adds == pytest.approx(1.82e9, rel=0.01)
     assert smaller.multiply_adds == pytest.approx(native.multiply_adds / 4, rel=0.1)
     assert catalogue.listed("vit_ti16").multiply_adds == pytest.approx(1.26e9, rel=0.01)
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from vit_edge.errors import UserError
-from vit_edge.models.weight_files import read
+from vit_edge.models.weight_files import assign, read
 
 
 class RunsCode:
@@ -100,3 +100,20 @@ def test_the_averaged_weights_are_preferred_and_said(tmp_path):
     assert read(tmp_path / "w.pth", said.append)["a"] == 1
     assert "took the weights under 'model_ema'" in said[0]
     assert "it also holds model" in said[0]
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pth"])
+def test_assigned_weights_keep_the_modules_type_and_training_never_writes_to_the_file(tmp_path, name):
+    path, module = tmp_path / name, torch.nn.Linear(3, 2).double()
+    state = {"weight": torch.ones(2, 3), "bias": torch.ones(2, dtype=torch.float64)}
+    save_file(state, path) if name.endswith(".safetensors") else torch.save(state, path)
+    content = path.read_bytes()
+    with torch.device("meta"):
+        empty = torch.nn.Linear(3, 2)
+    for target, expected in ((module, torch.float64), (empty, torch.float32)):
+        assign(target, read(path, lambda _: None))
+        target(torch.ones(3, dtype=expected)).sum().backward()
+        torch.optim.SGD(target.parameters(), lr=1.0).step()
+        assert target.weight.dtype == target.bias.dtype == expected
+        assert (target.weight == 0).all()
+    assert path.read_bytes() == content
