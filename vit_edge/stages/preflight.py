@@ -16,4 +16,5 @@ def check_models(models: Iterable[ModelConfig], classes: int, image_size: int) -
             zoo.create(model, classes, image_size)
         preprocessing = zoo.preprocessing(model, image_size)
         mean, std = ("/".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
-        say(f"{model.name}: {image_size} px, mean {mean}, std {std}, weights {model.weights}")
+        look = f"{preprocessing.interpolation}, crop {preprocessing.crop:g}, mean {mean}, std {std}"
+        say(f"{model.name}: {image_size} px, {look}, weights {model.weights}")
