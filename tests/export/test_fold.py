@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from tests.small_models import SIDE, classifier, cnn, images, logits_of, vit, worst
+from vit_edge.errors import UserError
 from vit_edge.export import served_vit
-from vit_edge.export.fold import deployable
+from vit_edge.export.fold import deployable, exported
 from vit_edge.models.vit import LayerScale
 from vit_edge.quantization.products import products
 
@@ -99,3 +100,18 @@ def test_patches_of_pixels_equal_the_convolution_on_normalised_images() -> None:
     expected = conv(pixels.permute(0, 3, 1, 2) * scale[:, None, None] + shift[:, None, None])
     found = served_vit.LinearPatches(conv, scale, shift)(pixels)
     assert torch.allclose(found, expected.flatten(2).transpose(1, 2), atol=1e-9)
+
+
+class Undecided(torch.nn.Module):
+    """Takes a way that depends on the pixels: torch.export cannot follow it."""
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        return images_BHWC.float() if images_BHWC.sum() > 0 else -images_BHWC.float()
+
+
+def test_an_architecture_that_cannot_be_exported_says_why_in_a_line():
+    with pytest.raises(UserError) as caught:
+        exported(Undecided(), torch.zeros(2, 4, 4, 3, dtype=torch.uint8))
+    assert caught.value.problem.startswith("this architecture cannot be exported: ")
+    assert "data-dependent" in caught.value.problem.lower()
+    assert "\n" not in caught.value.problem

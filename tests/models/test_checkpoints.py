@@ -282,9 +282,26 @@ def test_another_architecture_is_refused_with_its_name(tmp_path):
     assert "deit_ti16" in refusal(tmp_path / "deit.pth", config=ModelConfig(name="vit_ti16")).fix
     torch.save(timm.create_model("resnet18", num_classes=7).state_dict(), tmp_path / "cnn.pth")
     assert "does not fit vit_ti16" in refusal(tmp_path / "cnn.pth").problem
+    assert "looks like a ResNet" in refusal(tmp_path / "cnn.pth").fix
     assert "mobilenetv3" in refusal(tmp_path / "cnn.pth", config=ModelConfig(name="mobilenetv3_small_050")).problem
     swin = ModelConfig(name="swin_tiny_patch4_window7_224")
     assert "swin_tiny" in refusal(tmp_path / "cnn.pth", config=swin, size=64).problem
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("mobilenetv3_small_050", "a MobileNet or an EfficientNet"),
+        ("convnext_atto", "a ConvNeXt"),
+        ("repvit_m0_9", "a RepViT"),
+        ("swin_tiny_patch4_window7_224", "a Swin Transformer"),
+    ],
+)
+def test_the_family_is_told(tmp_path, name, family):
+    with torch.device("meta"):
+        shapes = timm.create_model(name).state_dict()
+    torch.save({key: torch.zeros(1) for key in shapes}, tmp_path / "file.pth")
+    assert f"looks like {family}:" in refusal(tmp_path / "file.pth").fix
 
 
 def test_nan_weights_are_refused(tmp_path):

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from vit_edge.errors import UserError
 from vit_edge.export.served_vit import ServedViT
 from vit_edge.models.classifier import Classifier
 from vit_edge.models.vit import VisionTransformer
@@ -77,9 +78,21 @@ def merge_branches(backbone: nn.Module) -> None:
 def exported(module: nn.Module, example: Tensor) -> GraphModule:
     """The module as a graph of ATen operators with a free batch size; `example` has at least two images."""
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    with torch.no_grad():
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+    except Exception as err:  # what it raises for code that it cannot follow has no common type
+        raise not_exportable(err) from err
     return program.module(check_guards=False)
+
+
+def not_exportable(err: Exception) -> UserError:
+    """The error for an architecture that torch.export or its ONNX exporter cannot take: its own reason in a line."""
+    reason = next((line.strip() for line in str(err).splitlines() if line.strip()), type(err).__name__)
+    return UserError(
+        f"this architecture cannot be exported: {reason}",
+        "choose another student; `vit-edge models` lists what is proven",
+    )
 
 
 def folded(graph_module: GraphModule) -> GraphModule:

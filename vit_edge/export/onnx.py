@@ -16,7 +16,7 @@ from onnx_ir.passes import common as passes
 from onnxscript import optimizer
 from torch import nn
 
-from vit_edge.export.fold import MAX_BATCH
+from vit_edge.export.fold import MAX_BATCH, not_exportable
 from vit_edge.export.graph import PRODUCTS, array, entry, initializer, name_of, producer, product_name, products
 from vit_edge.quantization.products import PREFIX, Product, name_in
 from vit_edge.quantization.ranges import Range
@@ -32,10 +32,13 @@ def to_onnx(graph_module: nn.Module, image_size: int) -> ir.Model:
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            graph_module, (example,), dynamo=True, opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT],
-            dynamic_shapes=({0: batch},), verbose=False,
-        )  # fmt: skip
+        try:
+            program = torch.onnx.export(
+                graph_module, (example,), dynamo=True, opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT],
+                dynamic_shapes=({0: batch},), verbose=False,
+            )  # fmt: skip
+        except torch.onnx.errors.OnnxExporterError as err:
+            raise not_exportable(err) from err
     assert program is not None
     return clean(program.model)
 

@@ -23,6 +23,17 @@ Role = Literal["teacher", "student", "finetune"]
 NAMES_SHOWN = 3
 FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, TypeError)
 
+TELLTALES = {
+    "a CLIP model": "visual.",
+    "a Swin Transformer": "relative_position_bias_table",
+    "a RepViT": "token_mixer.",
+    "a ResNet": "layer1.0.conv1.weight",
+    "a MobileNet or an EfficientNet": "conv_stem.weight",
+    "a ConvNeXt": "conv_dw.weight",
+    "a RegNet": "trunk_output.",
+}
+"""Families by a part of a parameter's name that the ones after them have not."""
+
 
 def load_weights(
     backbone: nn.Module, source: str, *, config: ModelConfig, classes: Sequence[str], role: Role, say: Say
@@ -196,7 +207,9 @@ def _advice(tensors: Tensors, config: ModelConfig) -> str:
     projection = tensors.get("patch_embed.proj.weight")
     depth = len({key.split(".")[1] for key in tensors if re.match(r"blocks\.\d+\.", key)})
     if projection is None or projection.ndim != 4 or not depth:
-        return "give the name of the architecture that the file was saved from"
+        family = next((name for name, part in TELLTALES.items() if any(part in key for key in tensors)), None)
+        looks = f"it looks like {family}: " if family else ""
+        return f"{looks}give the name of the architecture that the file was saved from"
     width, patch_size = projection.shape[0], projection.shape[-1]
     family = "deit" if "dist_token" in tensors else "vit"
     for name, geometry in zoo.OURS.items():
