@@ -20,7 +20,7 @@ from vit_edge.recipe import ModelConfig
 
 Say = Callable[[str], None]
 Role = Literal["teacher", "student", "finetune"]
-NAMES_SHOWN = 3
+NAMES_SHOWN = 2
 FILTER_ERRORS = (KeyError, IndexError, ValueError, RuntimeError, AttributeError, AssertionError, TypeError)
 
 TELLTALES = {
