@@ -7,19 +7,25 @@ import pytest
 from vit_edge import bundle, ledger
 from vit_edge.report import console, html, junit, markdown
 from vit_edge.report.schema import Check, Report
-from vit_edge.stages.gate import gate_bundle
+from vit_edge.stages.gate import Gated, gate_bundle
 
 
 @pytest.fixture(scope="session")
-def report(openvino_bundle: Path) -> Report:
-    return gate_bundle(openvino_bundle).report
+def gated(openvino_bundle: Path) -> Gated:
+    return gate_bundle(openvino_bundle)
 
 
 @pytest.fixture(scope="session")
-def found_ledger(report: Report, openvino_bundle: Path) -> ledger.Ledger:
+def report(gated: Gated) -> Report:
+    return gated.report
+
+
+@pytest.fixture(scope="session")
+def found_ledger(gated: Gated, openvino_bundle: Path) -> ledger.Ledger:
     model = bundle.read(openvino_bundle).manifest.model
-    rows = [ledger.torch_row("teacher", top1=0.98, n=597, parameters=85_800_000), *ledger.gate_rows(report, model)]
-    return ledger.Ledger(schema="vit-edge/ledger/1", rows=rows)
+    teacher = ledger.torch_row("teacher", top1=0.98, n=597, parameters=85_800_000)
+    rows = [teacher, *ledger.gate_rows(gated.report, model, answers=gated.answers)]
+    return ledger.Ledger(schema_name="vit-edge/ledger/1", rows=rows)
 
 
 def with_checks(report: Report, *verdicts: str) -> Report:
