@@ -145,3 +145,12 @@ def test_images_are_enlarged_to_what_the_patches_divide(native: str, models: tup
     }
     pipeline = Pipeline(parse(Recipe, {"name": "x"} | values, "test"), Path("unused"))
     assert pipeline.image_size == size
+
+
+def test_a_profile_of_the_users_own_is_exported_and_gated_by_its_path(run: Pipeline, tmp_path: Path) -> None:
+    profile = tmp_path / "my-camera.yaml"
+    profile.write_text("runtime: onnxruntime\nthreads: 1\n", encoding="utf-8")
+    own = again(run, recipe(targets=[{"name": str(profile)}]))
+    own.run()
+    assert own.ran == ["export/my-camera", "gate/my-camera"]
+    assert own.metrics("gate/my-camera")["verdict"] == "pass"

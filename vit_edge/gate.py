@@ -163,7 +163,8 @@ def check_accuracy(found: Accuracy, limits: Limits) -> Check:
     margin = found.margin_points
     if margin is None:
         return Check(name="accuracy", verdict="skipped", detail=f"{told}; no limit is set")
-    told += f", allowed {margin:.2f}"
+    set_by = "max_drop_points" if margin == limits.max_drop_points else "min_relative_top1"
+    told += f", allowed {margin:.2f} ({set_by})"
     if found.drop_upper95_one_sided <= margin:
         return Check(name="accuracy", verdict="pass", detail=told)
     if found.drop_lower95_one_sided > margin:

@@ -21,6 +21,7 @@ from vit_edge.progress import say
 from vit_edge.recipe import Recipe, reduction
 from vit_edge.runtimes import registry
 from vit_edge.store import Plan, RunFolder, digest_and_size, processor_name, verify, versions
+from vit_edge.target import Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 STAGE_VERSIONS = {"teacher": 1, "student": 1, "reference": 1, "int8": 1, "export": 1, "gate": 1}
@@ -77,17 +78,21 @@ class Pipeline:
                 for step in self._steps(stage):
                     self._do(store, step, redo)
 
+    @cached_property
+    def _profiles(self) -> dict[str, tuple[Target, recipes.TargetRequest]]:
+        """Each target's profile, from wherever the recipe says, with what the recipe asks of it; by the profile's name."""
+        loaded = [(targets.load(request.name), request) for request in self.recipe.targets]
+        return {target.name: (target, request) for target, request in loaded}
+
     @property
     def target_names(self) -> list[str]:
         """Names of the profiles that are exported to and gated, in the recipe's order."""
-        names = [targets.load(request.name).name for request in self.recipe.targets]
-        return [name for name in names if self.only is None or name in self.only]
+        return [name for name in self._profiles if self.only is None or name in self.only]
 
     @property
     def required_names(self) -> list[str]:
         """Those whose verdicts count."""
-        required = {targets.load(request.name).name for request in self.recipe.targets if request.required}
-        return [name for name in self.target_names if name in required]
+        return [name for name in self.target_names if self._profiles[name][1].required]
 
     def metrics(self, stage: str) -> dict[str, Any]:
         """What a finished stage measured."""
@@ -97,7 +102,7 @@ class Pipeline:
         """A target without its runtime is left out, or refused where the recipe requires it: before any training."""
         usable = []
         for name in self.target_names:
-            probe = registry.load(targets.load(name).runtime).probe()
+            probe = registry.load(self._profiles[name][0].runtime).probe()
             if probe.version is not None:
                 usable.append(name)
             elif name in self.required_names:
@@ -128,8 +133,7 @@ class Pipeline:
             return [self._teacher()] if self.recipe.teacher is not None else []
         if stage in ("export", "gate"):
             make = self._export if stage == "export" else self._gate
-            requests = {targets.load(request.name).name: request for request in self.recipe.targets}
-            return [make(requests[name]) for name in self.target_names]
+            return [make(*self._profiles[name]) for name in self.target_names]
         return [{"student": self._student, "reference": self._reference, "int8": self._int8}[stage]()]
 
     def _teacher(self) -> Step:
@@ -185,8 +189,7 @@ class Pipeline:
         decisive = versions("torch", "torchao", "onnx", "onnxscript")
         return Step(self._plan("int8", settings, inputs=("student",), data=self._train_data, versions=decisive), run)
 
-    def _export(self, request: recipes.TargetRequest) -> Step:
-        target = targets.load(request.name)
+    def _export(self, target: Target, request: recipes.TargetRequest) -> Step:
         limits = self._limits(request)
 
         def run(folder: Path) -> dict[str, Any]:
@@ -207,9 +210,7 @@ class Pipeline:
         inputs = ("student", "reference", "int8")
         return Step(self._plan(f"export/{target.name}", settings, inputs=inputs, versions=decisive), run)
 
-    def _gate(self, request: recipes.TargetRequest) -> Step:
-        target = targets.load(request.name)
-
+    def _gate(self, target: Target, request: recipes.TargetRequest) -> Step:
         def run(folder: Path) -> dict[str, Any]:
             from vit_edge.stages import gate
 
@@ -291,6 +292,11 @@ class Pipeline:
         counts = ", ".join(f"{count} {name}" for name, count in found.summary().items())
         say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes at {self.image_size} px: {counts}")
         self._warn_of_margin(len(found.splits.gate))
+        if len(found.splits.calibration) < self.recipe.int8.minimum_images:
+            say(
+                f"warning: {len(found.splits.calibration)} calibration images; quantizing needs "
+                f"{self.recipe.int8.minimum_images} at least (int8.minimum_images) and will be refused"
+            )
         check_models(self._models, len(found.classes), self.image_size)
         return found
 

@@ -60,9 +60,7 @@ def decode(path: Path) -> np.ndarray:
         with Image.open(path) as opened:
             return to_rgb(ImageOps.exif_transpose(opened))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
-        raise UserError(
-            f"cannot read the image {path}: {err}", "replace it, or leave such images out with --skip-bad-images"
-        ) from err
+        raise UserError(f"cannot read the image {path}: {err}", "give a JPEG, PNG, WebP, TIFF or BMP file") from err
 
 
 def to_rgb(image: Image.Image) -> np.ndarray:

@@ -11,7 +11,9 @@ from vit_edge.errors import UserError
 from vit_edge.settings import Settings, parse, read_yaml
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=10**9)]
+Pixels = Annotated[int, Field(gt=0, le=4096)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Names = Annotated[tuple[str, ...], Strict(False)]
 Numbers = Annotated[tuple[Positive, ...], Strict(False)]
 
@@ -20,13 +22,13 @@ class DataConfig(Settings):
     """Which images, and how they are split. The splits come from one seeded permutation."""
 
     spec: str = Field("digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH")
-    image_size: Positive | None = Field(
+    image_size: Pixels | None = Field(
         None, description="side of the model's square input in pixels; default: the data set's own"
     )
     tune_fraction: Fraction = Field(0.1, description="share of the training images held out to choose settings on")
     calibration_images: Positive = Field(512, description="training images that the int8 ranges are taken from")
     train_images: Positive | None = Field(None, description="use only so many training images")
-    split_seed: int = 0
+    split_seed: Seed = 0
     skip_bad_images: bool = Field(False, description="leave out images that cannot be read, and count them")
 
 
@@ -155,9 +157,9 @@ class TargetRequest(Settings):
 
 
 class Recipe(Settings):
-    name: str
+    name: str = Field(pattern=r"^[\w.+-]*\w[\w.+-]*$", description="also the run folder's, so no slash")
     description: str = ""
-    seed: int = 0
+    seed: Seed = 0
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
     teacher: TeacherConfig | None = TeacherConfig()

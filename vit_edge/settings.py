@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 class Settings(BaseModel):
     """Settings that a person writes: no unknown keys, no silent conversion, no change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def parse(model: type[M], values: Any, origin: str) -> M:

@@ -57,6 +57,11 @@ def refused(ended: Ended, problem: str, fix: str) -> None:
         (["run", "quickstart", "--set", "studnet.x=1"], "unknown key 'studnet'", "did you mean 'student'?"),
         (["run", "quickstart", "--from", "studnet"], "unknown stage 'studnet'", "did you mean 'student'?"),
         (["train", "--model", "vit_ti16", "--image-size", "40"], "W = 40 ", "nearest image_size is 32"),
+        (["train", "--seed", "-1"], "seed = -1", "correct 'seed'"),
+        (["run", "quickstart", "--set", "teacher.training.learning_rate=.inf"], "finite number", "learning_rate"),
+        (["run", "quickstart", "--set", "name=../evil"], "name = '../evil'", "correct 'name'"),
+        (["train", "--model", "vit_ti16", "--device", "cuda:9"], "--device cuda:9 is not to be had", "--device cpu"),
+        (["export", "--target", "openvino", "--model", "nope"], "nope is no run and no model", "runs/NAME"),
         (["train", "--model", "vit_ti16", "--weights", "none.pt"], "expected none, pretrained or an existing file", ""),
     ],
 )
@@ -123,6 +128,20 @@ def test_a_folder_with_a_broken_image(vit_edge: Cli, tmp_path: Path) -> None:
     code, _, err = vit_edge(*arguments, "--skip-bad-images")
     assert code == 0, err
     assert "left out 1 unreadable" in err
+
+
+def test_a_run_folder_that_is_a_file_is_refused(vit_edge: Cli, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    refused(vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "taken"), "taken", "a path that can be")
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_failed_command_is_not_the_newest_run(vit_edge: Cli) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "runs/good")[0] == 0
+    assert vit_edge("train", "--model", "vit_ti16", "--data", "folder:nope")[0] == 2
+    code, out, _ = vit_edge("reference")
+    assert code == 0
+    assert "runs/good/reference" in out
 
 
 def test_a_missing_runtime_names_its_pip_command(tmp_path: Path) -> None:

@@ -206,6 +206,12 @@ def _continue(
             from vit_edge.errors import UserError
 
             raise UserError(f"the run {folder} was made from {recipe.data.spec}, not from {data}", "leave --data out")
+    elif not (folder / "model.json").is_file():
+        from vit_edge.errors import UserError
+
+        raise UserError(
+            f"{folder} is no run and no model", "give a folder with recipe.yaml or model.json, such as runs/NAME"
+        )
     else:
         values = _base(data, None, None, False)
         values |= {
@@ -230,13 +236,13 @@ def _continue(
 def _newest_run() -> Path:
     from vit_edge.errors import UserError
 
-    found = sorted(RUNS.glob("*/recipe.yaml"), key=lambda path: path.stat().st_mtime)
+    found = sorted(RUNS.glob("*/student/stage.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise UserError(
             f"there is no run in {RUNS}/ to go on from",
             "make one with `vit-edge distill`, or name a model with --model",
         )
-    return found[-1].parent
+    return found[-1].parents[1]
 
 
 def _recipe_path(name: str) -> Path:

@@ -69,6 +69,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(BROKEN_PIPE)
+    except OSError as err:
+        if err.filename is None:
+            _end_of_bug()
+        _end(MISTAKE, f"error: {err.filename}: {err.strerror}", "fix: give a path that can be read and written")
     except Exception as err:
         if isinstance(err, USAGE_ERROR) and not err.format_message():
             sys.exit(MISTAKE)  # the help has been printed, since no command was given

@@ -43,13 +43,18 @@ class FolderImages:
         if not bad:
             return self
         if not self.skip_bad:
-            decode(bad[0])
             raise UserError(
                 f"cannot read the image {bad[0]}", "replace it, or leave such images out with --skip-bad-images"
             )
         say(f"left out {len(bad)} unreadable of {len(self)} images, the first: {bad[0]}")
-        kept = [i for i, file in enumerate(self.files) if file not in set(bad)]
-        return FolderImages([self.files[i] for i in kept], [int(self.labels_N[i]) for i in kept], self.root, True)
+        unreadable = set(bad)
+        kept = [i for i, file in enumerate(self.files) if file not in unreadable]
+        left = FolderImages([self.files[i] for i in kept], [int(self.labels_N[i]) for i in kept], self.root, True)
+        lost = sorted(set(self.labels_N.tolist()) - set(left.labels_N.tolist()))
+        if lost:
+            first = self.files[int(np.argmax(self.labels_N == lost[0]))].parent
+            raise UserError(f"no image of {first} can be read", "replace its images, or remove the class")
+        return left
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import nn
 
 from vit_edge.data.material import Material
 from vit_edge.data.views import Views
+from vit_edge.errors import UserError
 from vit_edge.models import zoo
 from vit_edge.models.classifier import Classifier
 from vit_edge.progress import say
@@ -64,5 +65,11 @@ def _tune_top1(
 
 
 def accelerator_on(device: str | None) -> Accelerator:
-    """Accelerate's choice of device, or the CPU when `device` is "cpu"."""
-    return Accelerator(cpu=device == "cpu")
+    """Accelerate's choice of device, or the CPU. UserError when `device` is neither of these two, or not here."""
+    accelerator = Accelerator(cpu=device == "cpu")
+    if device not in (None, accelerator.device.type):
+        raise UserError(
+            f"--device {device} is not to be had: found {accelerator.device.type}",
+            f"leave --device out, or give --device {accelerator.device.type} or --device cpu",
+        )
+    return accelerator
