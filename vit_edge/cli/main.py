@@ -69,21 +69,15 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(BROKEN_PIPE)
-    except OSError as err:
-        if err.filename is None:
-            _end_of_bug()
-        _end(MISTAKE, f"error: {err.filename}: {err.strerror}", "fix: give a path that can be read and written")
     except Exception as err:
         if isinstance(err, USAGE_ERROR) and not err.format_message():
             sys.exit(MISTAKE)  # the help has been printed, since no command was given
         if isinstance(err, USAGE_ERROR):
             _end(MISTAKE, f"error: {err.format_message()}", f"fix: see `{_command_path(err)} --help`")
+        if isinstance(err, OSError) and err.filename is not None:
+            _end(MISTAKE, f"error: {err.filename}: {err.strerror}", "fix: give a path that can be read and written")
         traceback.print_exc()
-        _end(
-            BUG,
-            "this is a bug in vit-edge",
-            "please report it with the lines above and the output of `vit-edge doctor`",
-        )
+        _end(BUG, "this is a bug in vit-edge", "report it with the lines above and the output of `vit-edge doctor`")
 
 
 def _interrupt(*_: object) -> None:
