@@ -120,6 +120,7 @@ def test_transformers_published_names(tmp_path, config, prefix):
 @pytest.mark.parametrize(("name", "config"), [("ViT", CONFIG), ("DeiT", DEIT), ("ViTMAE", CONFIG), ("Dinov2", CONFIG)])
 def test_transformers_installed_names(tmp_path, name, config):
     import transformers
+
     geometry = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 192,
                 "image_size": 32, "patch_size": 8, "num_labels": 7}  # fmt: skip
     task = {"DeiT": "ForImageClassificationWithTeacher", "ViTMAE": "ForPreTraining", "Dinov2": "Model"}
