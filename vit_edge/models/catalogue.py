@@ -1,7 +1,6 @@
 """The list of models: what each is, what it costs, and where int8 is proven."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -63,11 +62,6 @@ def listed(name: str, image_size: int | None = None) -> Listed:
     except UserError as err:
         return Listed(name, _family(name), None, None, side, proven, err.problem)
     return Listed(name, _family(name), parameters, cost, side, proven)
-
-
-def listing(query: str | None = None, image_size: int | None = None) -> Iterator[Listed]:
-    """The lines of all `names`, one after the other."""
-    return (listed(name, image_size) for name in names(query))
 
 
 def proven_int8(name: str) -> tuple[str, ...]:

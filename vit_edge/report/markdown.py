@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from vit_edge.ledger import Ledger
 from vit_edge.report import words
 from vit_edge.report.schema import Report
 
@@ -19,10 +18,6 @@ def of_report(report: Report) -> str:
         parts += ["## Classes that lost most", _table(words.CLASS_HEAD, words.class_rows(report.accuracy))]
     parts += ["## Limits", _table(("limit", "value", "set by"), words.limit_rows(report))]
     return "\n\n".join(parts) + "\n"
-
-
-def of_ledger(ledger: Ledger) -> str:
-    return "# Ledger\n\n" + _table(words.LEDGER_HEAD, words.ledger_rows(ledger)) + "\n"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
