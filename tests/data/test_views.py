@@ -23,16 +23,16 @@ def views(augment: AugmentConfig = AUGMENT, seed: int = 0) -> Views:
 
 def test_a_view_does_not_depend_on_what_was_drawn_before() -> None:
     made = views()
-    first, _ = made[(3, 7)]
+    first, _, _ = made[(3, 7)]
     torch.manual_seed(99)
     random.seed(99)
     np.random.seed(99)
     made[(3, 8)]
-    again, label = views()[(3, 7)]
+    again, label, position = views()[(3, 7)]
     assert torch.equal(first, again)
     assert first.dtype == torch.uint8
     assert first.shape == (3, 32, 32)
-    assert label == made.images.labels_N[7]
+    assert (label, position) == (made.images.labels_N[7], 7)
 
 
 def test_drawing_a_view_leaves_the_generators_alone() -> None:
@@ -62,9 +62,10 @@ def test_workers_give_the_same_batches_in_the_same_order() -> None:
         sampler.epoch = 4
         batches.append(list(loader))
     assert len(batches[0]) == len(batches[1]) == 2
-    for (alone, label), (shared, other) in zip(*batches, strict=True):
+    for (alone, label, position), (shared, other, place) in zip(*batches, strict=True):
         assert torch.equal(alone, shared)
         assert torch.equal(label, other)
+        assert torch.equal(position, place)
 
 
 def test_each_epoch_has_its_own_order_of_every_image() -> None:

@@ -23,7 +23,7 @@ Draw = tuple[int, int]  # epoch, position in the split
 
 
 class Views(Dataset):
-    """Item (epoch, position) is (uint8 (3, H, W), label) of a split of a data set."""
+    """Item (epoch, position) is (uint8 (3, H, W), label, position) of a split of a data set."""
 
     def __init__(
         self, images: Images, indices: np.ndarray, preprocessing: Preprocessing, augment: AugmentConfig, seed: int
@@ -36,7 +36,7 @@ class Views(Dataset):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, draw: Draw) -> tuple[Tensor, int]:
+    def __getitem__(self, draw: Draw) -> tuple[Tensor, int, int]:
         epoch, position = draw
         i = int(self.indices[position])
         pixels_HWC = self.images.image(i)
@@ -47,7 +47,7 @@ class Views(Dataset):
         else:
             with _seeded(self.seed, epoch, i):
                 view_HWC = np.asarray(self.transform(Image.fromarray(pixels_HWC)))
-        return torch.from_numpy(np.array(view_HWC)).permute(2, 0, 1), int(self.images.labels_N[i])
+        return torch.from_numpy(np.array(view_HWC)).permute(2, 0, 1), int(self.images.labels_N[i]), position
 
 
 class EpochSampler(Sampler[Draw]):

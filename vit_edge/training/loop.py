@@ -79,7 +79,7 @@ class Training:
     ):  # fmt: skip
         self.loss, self.config, self.seed, self.accelerator = loss, config, seed, accelerator
         loader, self.sampler = training_loader(views, config.batch_size, _workers())
-        optimizer = torch.optim.AdamW(param_groups_weight_decay(model, config.weight_decay), lr=config.learning_rate)
+        optimizer = torch.optim.AdamW(_parameter_groups(model, config.weight_decay), lr=config.learning_rate)
         self.ema = ModelEmaV3(model, decay=config.ema_decay) if config.ema_decay else None
         self.model, self.optimizer, self.loader = accelerator.prepare(model, optimizer, loader)
         self.schedule = _schedule(self.optimizer, config, len(self.loader))
@@ -90,7 +90,7 @@ class Training:
         """The recipe's, or the one that a step measures faster in; a continued training keeps its own."""
         if self.config.precision != "auto":
             return self.config.precision
-        pixels_BCHW, target = next(iter(self.loader))
+        pixels_BCHW, target, _ = next(iter(self.loader))
         return faster_precision(self.model, self.loss, pixels_BCHW, target)
 
     @property
@@ -105,7 +105,7 @@ class Training:
         self.model.train()
         total, images, waited = 0.0, 0, 0.0
         started = asked = time.perf_counter()
-        for step, (pixels_BCHW, target) in enumerate(self.loader):
+        for step, (pixels_BCHW, target, _) in enumerate(self.loader):
             waited += time.perf_counter() - asked
             total += self._step(epoch * len(self.loader) + step, pixels_BCHW, target, precision)
             images += len(target) * self.accelerator.num_processes
@@ -167,6 +167,18 @@ class Training:
         self.sampler.epoch = epoch
         torch.manual_seed(self.seed * 1_000_003 + epoch)
         np.random.seed((self.seed * 1_000_003 + epoch) % 2**32)
+
+
+def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Decay for matrices and kernels; none for biases and norms, nor for what a module of the model names itself, such
+    as a ViT its tokens and positions."""
+    spared = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if hasattr(module, "no_weight_decay")
+        for name in module.no_weight_decay()
+    }
+    return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=spared)
 
 
 def _finite(value: Tensor, epoch: int, config: TrainingConfig) -> float:
