@@ -159,13 +159,42 @@ def test_every_intermediate_has_a_name():
     model = small()
     model.set_fused_attention(False)
     logits, record = model(images(), intermediates=True)
-    assert torch.equal(logits, model(images()))
+    torch.testing.assert_close(logits, model(images()), atol=1e-5, rtol=0)
     assert list(record) == [
         "embedded", "blocks.0.attention", "blocks.0", "blocks.1.attention", "blocks.1", "encoded", "features",
     ]  # fmt: skip
     assert record["blocks.1.attention"].shape == (3, 3, 17, 17)
     torch.testing.assert_close(record["blocks.1.attention"].sum(-1), torch.ones(3, 3, 17))
     assert record["features"].shape == (3, 48)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"registers": 2}, {"readout": "mean"}])
+def test_what_the_head_does_not_read_changes_neither_logits_nor_gradients(changes, fused):
+    model = small(**changes).double()
+    model.set_fused_attention(fused)
+    whole = model.forward_head(model.forward_features(images().double()))
+    whole.square().sum().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    logits = model(images().double())
+    logits.square().sum().backward()
+    torch.testing.assert_close(logits, whole, atol=1e-12, rtol=0)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-10, rtol=0)
+
+
+def test_layer_decay_gives_each_block_a_smaller_rate_than_the_next():
+    from timm.optim import param_groups_layer_decay
+
+    model = small()
+    groups = param_groups_layer_decay(model, 0.05, model.no_weight_decay(), layer_decay=0.5, verbose=False)
+    scale_of = {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert scale_of[id(model.pos_embed)] == (0.125, 0.0)
+    assert scale_of[id(model.patch_embed.proj.weight)] == (0.125, 0.05)
+    assert scale_of[id(model.blocks[0].attn.qkv.weight)] == (0.25, 0.05)
+    assert scale_of[id(model.blocks[1].attn.qkv.weight)] == (0.5, 0.05)
+    assert scale_of[id(model.head.weight)] == (1.0, 0.05)
 
 
 @pytest.mark.parametrize("changes", [{}, {"distillation_token": True}, {"readout": "mean"}])

@@ -8,7 +8,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -99,20 +99,31 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images_BCHW: Tensor, intermediates: bool = False) -> Logits | tuple[Logits, Record]:
         """With `intermediates`, (logits, {name: tensor}): embedded, blocks.i, blocks.i.attention (B, h, T, T) where
-        attention is explicit, encoded, features (what the head reads)."""
-        record: Record | None = {} if intermediates else None
-        tokens_BTD = self.embed(images_BCHW)
-        _keep(record, "embedded", tokens_BTD)
-        for i, block in enumerate(self.blocks):
-            if self.grad_checkpointing and self.training and record is None:
-                tokens_BTD = checkpoint(block, tokens_BTD, use_reentrant=False)
-            else:
-                tokens_BTD = block(tokens_BTD, record, f"blocks.{i}")
-            _keep(record, f"blocks.{i}", tokens_BTD)
-        tokens_BTD = self.norm(tokens_BTD)
-        _keep(record, "encoded", tokens_BTD)
-        logits = self._read_out(tokens_BTD, record)
-        return logits if record is None else (logits, record)
+        attention is explicit, encoded, features (what the head reads). Without, the last block computes no token that
+        the head does not read."""
+        if not intermediates:
+            return self.forward_head(self._encode(images_BCHW, self.reads))
+        record: Record = {}
+        tokens_BTD = self._encode(images_BCHW, None, record)
+        return self.forward_head(tokens_BTD, record), record
+
+    def forward_features(self, images_BCHW: Tensor) -> Tensor:
+        """Every token after the last norm: (B, T, D)."""
+        return self._encode(images_BCHW, None)
+
+    def forward_head(self, tokens_BTD: Tensor, record: Record | None = None) -> Logits:
+        """The logits of `forward`, from the tokens of `forward_features` or the first of them that the head reads."""
+        if self.config.readout == "mean":
+            features_BD = self.fc_norm(tokens_BTD[:, self.config.prefix_tokens :].mean(dim=1))
+        else:
+            features_BD = tokens_BTD[:, 0]
+        features_BD = self.pre_logits(features_BD)
+        _keep(record, "features", features_BD)
+        logits_BK = self.head(features_BD)
+        if self.head_dist is None:
+            return logits_BK
+        distilled_BK = self.head_dist(tokens_BTD[:, 1])
+        return (logits_BK, distilled_BK) if self.training else (logits_BK + distilled_BK) / 2
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Equation 1: patches projected, prefix tokens put before them, positions added: (B, T, D)."""
@@ -144,18 +155,32 @@ class VisionTransformer(nn.Module):
         """Names of the parameters that weight decay leaves out, beside biases and norms."""
         return {"cls_token", "dist_token", "reg_token", "pos_embed"}
 
-    def _read_out(self, tokens_BTD: Tensor, record: Record | None) -> Logits:
-        if self.config.readout == "mean":
-            features_BD = self.fc_norm(tokens_BTD[:, self.config.prefix_tokens :].mean(dim=1))
-        else:
-            features_BD = tokens_BTD[:, 0]
-        features_BD = self.pre_logits(features_BD)
-        _keep(record, "features", features_BD)
-        logits_BK = self.head(features_BD)
-        if self.head_dist is None:
-            return logits_BK
-        distilled_BK = self.head_dist(tokens_BTD[:, 1])
-        return (logits_BK, distilled_BK) if self.training else (logits_BK + distilled_BK) / 2
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's description of the layers, for layer-wise learning rates: stem, blocks, what follows them."""
+        return {
+            "stem": r"^cls_token|^dist_token|^reg_token|^pos_embed|^patch_embed",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm|^fc_norm|^pre_logits", (99999,))],
+        }
+
+    @property
+    def reads(self) -> int | None:
+        """How many tokens, from the first, the head reads; None: all."""
+        return 1 + self.config.distillation_token if self.config.readout == "token" else None
+
+    def _encode(self, images_BCHW: Tensor, reads: int | None, record: Record | None = None) -> Tensor:
+        """The tokens after the last norm, or the first `reads` of them: (B, T, D)."""
+        tokens_BTD = self.embed(images_BCHW)
+        _keep(record, "embedded", tokens_BTD)
+        for i, block in enumerate(self.blocks):
+            read = reads if i + 1 == len(self.blocks) else None
+            if self.grad_checkpointing and self.training and record is None:
+                tokens_BTD = checkpoint(block, tokens_BTD, reads=read, use_reentrant=False)
+            else:
+                tokens_BTD = block(tokens_BTD, record, f"blocks.{i}", reads=read)
+            _keep(record, f"blocks.{i}", tokens_BTD)
+        tokens_BTD = self.norm(tokens_BTD)
+        _keep(record, "encoded", tokens_BTD)
+        return tokens_BTD
 
     def _initialise(self) -> None:
         """σ = 0.02 is what the published widths start from. Below ViT-B's 768 it grows with 1/√D, as Xavier's does:
@@ -213,7 +238,10 @@ class ConvStem(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: pre-norm attention and MLP, each with a residual connection."""
+    """Equations 2 and 3: pre-norm attention and MLP, each with a residual connection.
+
+    `reads`: compute only the first so many tokens of the output, None: all.
+    """
 
     def __init__(self, config: ViTConfig, drop_path: float):
         super().__init__()
@@ -226,14 +254,19 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width, config.layer_scale) if config.layer_scale is not None else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
-    def forward(self, tokens_BTD: Tensor, record: Record | None = None, name: str = "") -> Tensor:
-        attended_BTD = self.attn(self.norm1(tokens_BTD), record, f"{name}.attention")
-        tokens_BTD = tokens_BTD + self.drop_path(self.ls1(attended_BTD))
+    def forward(
+        self, tokens_BTD: Tensor, record: Record | None = None, name: str = "", reads: int | None = None
+    ) -> Tensor:
+        attended_BTD = self.attn(self.norm1(tokens_BTD), record, f"{name}.attention", reads)
+        tokens_BTD = tokens_BTD[:, :reads] + self.drop_path(self.ls1(attended_BTD))
         return tokens_BTD + self.drop_path(self.ls2(self.mlp(self.norm2(tokens_BTD))))
 
 
 class Attention(nn.Module):
-    """softmax(QKᵀ/√d)·V for each head, heads concatenated, projected."""
+    """softmax(QKᵀ/√d)·V for each head, heads concatenated, projected; queries of the first `reads` tokens, None: of all.
+
+    R is the number of queries.
+    """
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -243,17 +276,29 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, tokens_BTD: Tensor, record: Record | None = None, name: str = "") -> Tensor:
-        _, tokens, width = tokens_BTD.shape
-        qkv = self.qkv(tokens_BTD).reshape(-1, tokens, 3, self.num_heads, width // self.num_heads)
-        q_BhTd, k_BhTd, v_BhTd = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    def forward(
+        self, tokens_BTD: Tensor, record: Record | None = None, name: str = "", reads: int | None = None
+    ) -> Tensor:
+        q_BhRd, k_BhTd, v_BhTd = self._qkv(tokens_BTD, reads)
         if self.fused_attn:
-            mixed_BhTd = F.scaled_dot_product_attention(q_BhTd, k_BhTd, v_BhTd)
+            mixed_BhRd = F.scaled_dot_product_attention(q_BhRd, k_BhTd, v_BhTd)
         else:
-            weights_BhTT = ((q_BhTd * self.scale) @ k_BhTd.transpose(-2, -1)).softmax(dim=-1)
-            _keep(record, name, weights_BhTT)
-            mixed_BhTd = weights_BhTT @ v_BhTd
-        return self.proj(mixed_BhTd.transpose(1, 2).reshape(-1, tokens, width))
+            weights_BhRT = ((q_BhRd * self.scale) @ k_BhTd.transpose(-2, -1)).softmax(dim=-1)
+            _keep(record, name, weights_BhRT)
+            mixed_BhRd = weights_BhRT @ v_BhTd
+        return self.proj(mixed_BhRd.transpose(1, 2).flatten(2))
+
+    def _qkv(self, tokens_BTD: Tensor, reads: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, h, R, d), keys and values (B, h, T, d)."""
+        if reads is None:
+            parts = self.qkv(tokens_BTD).chunk(3, dim=-1)
+        else:
+            width = tokens_BTD.shape[-1]
+            weight, bias = self.qkv.weight, self.qkv.bias
+            queries_BRD = F.linear(tokens_BTD[:, :reads], weight[:width], bias[:width])
+            parts = (queries_BRD, *F.linear(tokens_BTD, weight[width:], bias[width:]).chunk(2, dim=-1))
+        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts)
+        return q, k, v
 
 
 class Mlp(nn.Module):
