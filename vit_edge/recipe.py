@@ -1,6 +1,8 @@
 """A recipe: what is built and what must hold. Every default of the product stands here, once."""
 
 import re
+from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +10,7 @@ import yaml
 from pydantic import Field, Strict, field_validator, model_validator
 
 from vit_edge.errors import UserError
-from vit_edge.settings import Settings, parse, read_yaml
+from vit_edge.settings import Settings, parse, read_value, read_yaml
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0, lt=10**9)]
@@ -16,6 +18,10 @@ Pixels = Annotated[int, Field(gt=0, le=4096)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Names = Annotated[tuple[str, ...], Strict(False)]
 Numbers = Annotated[tuple[Positive, ...], Strict(False)]
+Level = Annotated[float, Field(ge=0, le=1)]
+Levels = Annotated[tuple[Level, Level, Level], Strict(False)]
+Spread = Annotated[float, Field(gt=0, le=1)]
+Spreads = Annotated[tuple[Spread, Spread, Spread], Strict(False)]
 
 
 class DataConfig(Settings):
@@ -23,7 +29,7 @@ class DataConfig(Settings):
 
     spec: str = Field("digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH")
     image_size: Pixels | None = Field(
-        None, description="side of the model's square input in pixels; default: the data set's own"
+        None, description="side of the models' square input in pixels; default: the data set's own"
     )
     tune_fraction: Fraction = Field(0.1, description="share of the training images held out to choose settings on")
     calibration_images: Positive = Field(512, description="training images that the int8 ranges are taken from")
@@ -47,7 +53,10 @@ class AugmentConfig(Settings):
 
 
 class ModelConfig(Settings):
-    """A model by name, with the geometry that differs from the name's own. Sizes are in pixels or counts."""
+    """A model by name, with the geometry that differs from the name's own. Sizes are in pixels or counts.
+
+    What its images are prepared by (mean to crop) belongs to its weights: null takes what they tell.
+    """
 
     name: str = Field(description="vit_ti16, deit_s16, r50_vit_b16, … or any timm architecture")
     patch_size: Positive | None = None
@@ -60,6 +69,17 @@ class ModelConfig(Settings):
     readout: Literal["token", "mean"] | None = None
     drop_path: Fraction = Field(0.0, description="stochastic depth rate of the last block")
     weights: str = Field("none", description="none (random), pretrained, or a file")
+    image_size: Pixels | None = Field(None, description="side of this model's own input; default: data.image_size")
+    mean: Levels | None = Field(None, description="of red, green and blue, of pixels in [0, 1]")
+    std: Spreads | None = Field(None, description="of red, green and blue, of pixels in [0, 1]")
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] | None = None
+    crop: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="share that the centre crop keeps")
+
+    @model_validator(mode="after")
+    def _normalises_whole(self) -> "ModelConfig":
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std belong together: give both, or neither")
+        return self
 
     @field_validator("weights")
     @classmethod
@@ -201,9 +221,15 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
             f"{path}: expected a mapping of settings, found {type(values).__name__}", "see `vit-edge pipelines`"
         )
     values.setdefault("name", path.stem)
-    for key, value in (overrides or {}).items():
+    return parse(Recipe, laid_over(values, overrides or {}), str(path))
+
+
+def laid_over(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with each of `overrides` (dotted key → value) put into its place; a group that is null is made anew."""
+    values = deepcopy(values)
+    for key, value in overrides.items():
         _put(values, key.split("."), value, key)
-    return parse(Recipe, values, str(path))
+    return values
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -212,14 +238,16 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise UserError(f"--set {text!r}: expected KEY=VALUE", "for example --set student.training.epochs=5")
     try:
-        return key, yaml.safe_load(value)
+        return key, read_value(value)
     except yaml.YAMLError as err:
         raise UserError(f"--set {text!r}: the value is not valid YAML", "quote it") from err
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any, key: str) -> None:
     for part in path[:-1]:
-        inner = values.setdefault(part, {})
+        if values.get(part) is None:
+            values[part] = {}
+        inner = values[part]
         if not isinstance(inner, dict):
             raise UserError(
                 f"--set {key}: {part!r} is not a group of settings, it is {inner!r}", "give the key of a single setting"
