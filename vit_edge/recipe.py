@@ -27,7 +27,12 @@ Spreads = Annotated[tuple[Spread, Spread, Spread], Strict(False)]
 class DataConfig(Settings):
     """Which images, and how they are split. The splits come from one seeded permutation."""
 
-    spec: str = Field("digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH")
+    spec: str = Field(
+        "digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH, hf:NAME, wds:SHARDS"
+    )
+    unlabelled: str | None = Field(
+        None, description="folder of images without labels: what the student learns from the teacher on, in place of the train split"
+    )
     image_size: Pixels | None = Field(
         None, description="side of the models' square input in pixels; default: the data set's own"
     )
@@ -197,6 +202,8 @@ class Recipe(Settings):
         distils = self.student.training is not None and self.student.distillation is not None
         if distils and self.teacher is None:
             raise ValueError("student.distillation needs a teacher: add one, or set student.distillation to null")
+        if self.data.unlabelled is not None and not distils:
+            raise ValueError("data.unlabelled has no labels to learn from without a teacher: give student.distillation")
         if self.teacher is not None and not distils:
             raise ValueError("the teacher would have no effect: give student.distillation, or set teacher to null")
         return self
