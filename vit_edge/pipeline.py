@@ -156,7 +156,7 @@ class Pipeline:
             return student.run(folder, recipe=self.recipe, material=self.material, teacher=teacher, device=self.device)
 
         settings = self._training_settings(self.recipe.student.model) | {"student": _plain(self.recipe.student)}
-        return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._train_data), run)
+        return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._student_data), run)
 
     def _reference(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
@@ -264,6 +264,13 @@ class Pipeline:
     @cached_property
     def _train_data(self) -> str:
         return self.source.train_fingerprint()
+
+    @cached_property
+    def _student_data(self) -> str:
+        unlabelled = self.recipe.data.unlabelled
+        if unlabelled is None:
+            return self._train_data
+        return f"{self._train_data} {datasets.unlabelled_fingerprint(Path(unlabelled).expanduser())}"
 
     @cached_property
     def _gate_data(self) -> str:
