@@ -3,12 +3,14 @@
 B batch, H×W image, C = 3 channels (red, green, blue).
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from pydantic import Field, Strict
 
 from vit_edge.errors import UserError
@@ -35,47 +37,81 @@ class Preprocessing(Settings):
 
     def prepare(self, image_HWC: np.ndarray) -> np.ndarray:
         """Resizes the shorter side to image_size/crop and cuts the centre: uint8 (H, W, 3) → uint8 (size, size, 3)."""
-        height, width = image_HWC.shape[:2]
-        if height == width == self.image_size and self.crop == 1:
-            return image_HWC
         shorter = round(self.image_size / self.crop)
-        scale = shorter / min(height, width)
-        resized_wh = (max(shorter, round(width * scale)), max(shorter, round(height * scale)))
-        resized = Image.fromarray(image_HWC).resize(resized_wh, RESAMPLING[self.interpolation])
-        left, top = ((side - self.image_size) // 2 for side in resized.size)
-        return np.asarray(resized.crop((left, top, left + self.image_size, top + self.image_size)))
+        return resize_and_cut(image_HWC, shorter, self.image_size, RESAMPLING[self.interpolation])
 
     def prepare_all(self, images: Iterable[np.ndarray]) -> np.ndarray:
         """uint8 (B, size, size, 3) of any iterable of uint8 (H, W, 3)."""
         return np.stack([self.prepare(image) for image in images])
 
 
-def decode(path: Path) -> np.ndarray:
-    """An image file as uint8 (H, W, 3): upright by its EXIF tag, any mode as RGB, transparency over white.
+def decode(source: Path | bytes, name: str | None = None) -> np.ndarray:
+    """An image file, or one's content, as uint8 (H, W, 3): see `to_rgb`.
 
-    16-bit and float greys are scaled by their format's full range (65535 or 1.0), never by the image's own.
-    Raises UserError that names a file which is no readable image.
+    Raises UserError that names a file (`name`, or its path) which is no readable image.
     """
     try:
-        with Image.open(path) as opened:
-            return to_rgb(ImageOps.exif_transpose(opened))
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as err:
-        raise UserError(f"cannot read the image {path}: {err}", "give a JPEG, PNG, WebP, TIFF or BMP file") from err
+        with Image.open(source if isinstance(source, Path) else BytesIO(source)) as opened:
+            return to_rgb(opened)
+    except Exception as err:  # a decoder of Pillow's may raise anything on a broken file
+        raise UserError(
+            f"cannot read the image {name or source!s}: {err or type(err).__name__}",
+            "replace it by a JPEG, PNG, WebP, TIFF or BMP file",
+        ) from err
+
+
+# The three functions below need numpy and Pillow alone: vit_edge/stages/snippet.py copies them into its program.
 
 
 def to_rgb(image: Image.Image) -> np.ndarray:
-    """A Pillow image of any mode as uint8 (H, W, 3)."""
-    if image.mode.startswith("I;16") or image.mode == "I":
-        image = Image.fromarray((np.asarray(image, dtype=np.float64) / 257).clip(0, 255).round().astype(np.uint8))
-    elif image.mode == "F":
-        image = Image.fromarray((np.asarray(image) * 255).clip(0, 255).round().astype(np.uint8))
+    """A Pillow image as uint8 (H, W, 3): upright by its EXIF tag, any mode as RGB, transparency over white.
+
+    16-bit and float greys are scaled by their format's full range (65535 or 1.0), never by the image's own.
+    Of an animation it is the first frame.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I") or image.mode == "F":
+        white = 1.0 if image.mode == "F" else 65535
+        grey_HW = np.nan_to_num(np.asarray(image, dtype=np.float64) * (255 / white))
+        image = Image.fromarray(grey_HW.clip(0, 255).round().astype(np.uint8))
     if "A" in image.getbands() or "transparency" in image.info:
         layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, layer)
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, (255, 255, 255, 255)), layer)
     return np.asarray(image.convert("RGB"))
 
 
+def resize(image_HWC: np.ndarray, width: int, height: int, resampling: Image.Resampling) -> np.ndarray:
+    """uint8 (height, width, 3); a smaller image is made of all pixels of the larger one (Pillow's antialiasing)."""
+    return np.asarray(Image.fromarray(image_HWC).resize((width, height), resampling))
+
+
+def resize_and_cut(image_HWC: np.ndarray, shorter: int, size: int, resampling: Image.Resampling) -> np.ndarray:
+    """Resizes the shorter side to `shorter` pixels and cuts the centre: uint8 (size, size, 3)."""
+    height, width = image_HWC.shape[:2]
+    if min(height, width) != shorter:
+        scale = shorter / min(height, width)
+        width, height = max(shorter, round(width * scale)), max(shorter, round(height * scale))
+        image_HWC = resize(image_HWC, width, height, resampling)
+    top, left = (height - size) // 2, (width - size) // 2
+    return np.ascontiguousarray(image_HWC[top : top + size, left : left + size])
+
+
 def image_files(folder: Path) -> list[Path]:
-    """Every image file below `folder`, sorted by path."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    """Every image file below `folder`, sorted by path; links are followed, hidden files and folders are left out."""
+    return list(_images_below(folder, ()))
+
+
+def _images_below(folder: Path, above: tuple[str, ...]) -> Iterator[Path]:
+    """above: real paths of the folders that led here; a link back to one of them is not followed."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = [(entry.name, entry.is_dir()) for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError as err:
+        raise UserError(f"cannot list {folder}: {err.strerror}", "make the folder readable, or remove it") from err
+    for name, is_folder in sorted(entries):
+        if is_folder:
+            yield from _images_below(folder / name, (*above, real))
+        elif name.lower().endswith(IMAGE_SUFFIXES):
+            yield folder / name

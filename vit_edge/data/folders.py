@@ -1,83 +1,81 @@
-"""Image folders: train/ and val/ of class folders, or one folder of class folders that is split with a seed."""
+"""Image folders: train/ and val/ of class folders, one folder of class folders split with a seed, or no classes at all."""
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import os
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from vit_edge.data.images import DataSet, EncodedImages, Source, checked, fingerprint, gate_share, native_size
 from vit_edge.errors import UserError
-from vit_edge.preprocess import decode, image_files
-from vit_edge.progress import progress, say
+from vit_edge.preprocess import image_files
 
 LAYOUT = "expected PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, or PATH/CLASS/*.jpg"
-GATE_SHARE = 0.2
 VAL_NAMES = ("val", "validation", "test")
+NO_LABEL = -1
 
 
-class FolderImages:
-    """Image files with labels; each is decoded when it is asked for."""
+class FolderImages(EncodedImages):
+    """Image files with labels."""
 
-    def __init__(self, files: list[Path], labels: list[int], root: Path, skip_bad: bool):
-        self.files = files
-        self.labels_N = np.asarray(labels, dtype=np.int64)
-        self.names = [file.relative_to(root).as_posix() for file in files]
-        self.root, self.skip_bad = root, skip_bad
+    def __init__(self, files: list[Path], labels_N: np.ndarray, root: Path):
+        self.files, self.root = files, root
+        self.labels_N = np.asarray(labels_N, dtype=np.int64)
 
-    def __len__(self) -> int:
-        return len(self.files)
+    def name(self, i: int) -> str:
+        """The path below the root, with / between its parts."""
+        return os.fsencode(self.files[i].relative_to(self.root).as_posix()).decode("utf-8", "replace")
 
-    def image(self, i: int) -> np.ndarray:
-        """uint8 (H, W, 3). Raises UserError that names an unreadable file."""
-        return decode(self.files[i])
+    def encoded(self, i: int) -> Path:
+        return self.files[i]
 
-    def checked(self) -> "FolderImages":
-        """Every file opened once: UserError names the first unreadable one, or they are left out and counted."""
-        with ThreadPoolExecutor() as pool, progress("checking images", len(self), unit="images") as advance:
-            bad = []
-            for file, readable in zip(self.files, pool.map(_is_readable, self.files), strict=True):
-                advance()
-                if not readable:
-                    bad.append(file)
-        if not bad:
-            return self
-        if not self.skip_bad:
-            raise UserError(
-                f"cannot read the image {bad[0]}", "replace it, or leave such images out with --skip-bad-images"
-            )
-        say(f"left out {len(bad)} unreadable of {len(self)} images, the first: {bad[0]}")
-        unreadable = set(bad)
-        kept = [i for i, file in enumerate(self.files) if file not in unreadable]
-        left = FolderImages([self.files[i] for i in kept], [int(self.labels_N[i]) for i in kept], self.root, True)
-        lost = sorted(set(self.labels_N.tolist()) - set(left.labels_N.tolist()))
-        if lost:
-            first = self.files[int(np.argmax(self.labels_N == lost[0]))].parent
-            raise UserError(f"no image of {first} can be read", "replace its images, or remove the class")
-        return left
+    def subset(self, indices: np.ndarray) -> "FolderImages":
+        return FolderImages([self.files[int(i)] for i in indices], self.labels_N[indices], self.root)
 
 
-@dataclass(frozen=True)
-class FolderSet:
-    classes: list[str]
-    train: FolderImages
-    gate: FolderImages
-
-
-def folder_set(path: Path, split_seed: int, skip_bad: bool) -> FolderSet:
+def source(spec: str, path: Path, split_seed: int, skip_bad: bool) -> Source:
     """The data set in a folder.
 
     Raises UserError for no such folder, no images, one class, or a class in val that train lacks.
     """
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}", LAYOUT)
+    _require_folder(path, LAYOUT)
     val = next((path / name for name in VAL_NAMES if (path / name).is_dir()), None)
     if (path / "train").is_dir() and val is not None:
-        return _from_two(path, path / "train", val, skip_bad)
-    return _from_one(path, split_seed, skip_bad)
+        classes, train, gate = _from_two(path, path / "train", val)
+    else:
+        classes, train, gate = _from_one(path, split_seed)
+
+    def load() -> DataSet:
+        return DataSet(spec, classes, checked(train, classes, skip_bad), checked(gate, classes, skip_bad))
+
+    return Source(spec, native_size(train.files), train.files, gate.files, load)
 
 
-def _from_two(path: Path, train: Path, val: Path, skip_bad: bool) -> FolderSet:
+def unlabelled(path: Path, skip_bad: bool) -> EncodedImages:
+    """Every image below a folder, labelled NO_LABEL. Raises UserError for no such folder, no images, an unreadable one."""
+    files = _unlabelled_files(path)
+    return checked(FolderImages(files, np.full(len(files), NO_LABEL), path), (), skip_bad)
+
+
+def unlabelled_fingerprint(path: Path) -> str:
+    """SHA-256 over the names, sizes and times of the images below a folder."""
+    return fingerprint(_unlabelled_files(path))
+
+
+def _unlabelled_files(path: Path) -> list[Path]:
+    expected = "give a folder with images in it, or in folders below it"
+    _require_folder(path, expected)
+    files = image_files(path)
+    if not files:
+        raise UserError(f"{path} holds no images", expected)
+    return files
+
+
+def _require_folder(path: Path, expected: str) -> None:
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}", expected)
+
+
+def _from_two(path: Path, train: Path, val: Path) -> tuple[list[str], FolderImages, FolderImages]:
     train_files, val_files = _class_files(train), _class_files(val)
     extra = sorted(set(val_files) - set(train_files))
     if extra:
@@ -87,28 +85,20 @@ def _from_two(path: Path, train: Path, val: Path, skip_bad: bool) -> FolderSet:
         )
     classes = sorted(train_files)
     _refuse_one_class(train, classes)
-    sides = [_labelled(files, classes, path, skip_bad) for files in (train_files, val_files)]
-    return FolderSet(classes, *sides)
+    return classes, _labelled(train_files, classes, path), _labelled(val_files, classes, path)
 
 
-def _from_one(path: Path, split_seed: int, skip_bad: bool) -> FolderSet:
-    """A fifth of the images, drawn with the seed, becomes the gate's."""
+def _from_one(path: Path, split_seed: int) -> tuple[list[str], FolderImages, FolderImages]:
     files = _class_files(path)
     classes = sorted(files)
     _refuse_one_class(path, classes)
-    everything = _labelled(files, classes, path, skip_bad)
-    order = np.random.default_rng(split_seed).permutation(len(everything))
-    cut = max(1, round(len(everything) * GATE_SHARE))
-    sides = [
-        FolderImages([everything.files[i] for i in part], [int(everything.labels_N[i]) for i in part], path, skip_bad)
-        for part in (np.sort(order[cut:]), np.sort(order[:cut]))
-    ]
-    return FolderSet(classes, *sides)
+    return classes, *gate_share(_labelled(files, classes, path), split_seed)
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """Class name → its image files."""
-    found = {entry.name: image_files(entry) for entry in sorted(folder.iterdir()) if entry.is_dir()}
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    found = {name: image_files(folder / name) for name in sorted(names)}
     found = {name: files for name, files in found.items() if files}
     if not found:
         raise UserError(f"{folder} holds no images in class folders", LAYOUT)
@@ -120,17 +110,7 @@ def _refuse_one_class(folder: Path, classes: list[str]) -> None:
         raise UserError(f"{folder} holds one class, {classes[0]!r}; a classifier needs at least two", LAYOUT)
 
 
-def _labelled(files: dict[str, list[Path]], classes: list[str], root: Path, skip_bad: bool) -> FolderImages:
-    pairs = [(file, classes.index(name)) for name in sorted(files) for file in files[name]]
-    return FolderImages([file for file, _ in pairs], [label for _, label in pairs], root, skip_bad)
-
-
-def _is_readable(file: Path) -> bool:
-    """Whether Pillow decodes the whole file; a JPEG is decoded at an eighth of its size, which reads every byte."""
-    try:
-        with Image.open(file) as image:
-            image.draft("RGB", (image.width // 8, image.height // 8))
-            image.load()
-    except Exception:  # a decoder of Pillow's may raise anything on a broken file
-        return False
-    return True
+def _labelled(files: dict[str, list[Path]], classes: list[str], root: Path) -> FolderImages:
+    counts = [len(files.get(name, ())) for name in classes]
+    in_order = [file for name in classes for file in files.get(name, ())]
+    return FolderImages(in_order, np.repeat(np.arange(len(classes)), counts), root)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from vit_edge.data import datasets
-from vit_edge.data.datasets import DataSet
+from vit_edge.data.datasets import DataSet, EncodedImages, Images
 from vit_edge.data.splits import Splits, split
 from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import DataConfig
@@ -17,6 +17,7 @@ class Material:
     data: DataSet
     splits: Splits
     image_size: int
+    unlabelled: EncodedImages | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -26,6 +27,12 @@ class Material:
     def view(self) -> Preprocessing:
         """How an image becomes the training view that teacher and student share, before augmentation."""
         return Preprocessing(image_size=self.image_size)
+
+    def student_images(self) -> tuple[Images, np.ndarray]:
+        """What the student learns from, and which of them: the unlabelled images, all labelled -1, or the train split."""
+        if self.unlabelled is not None:
+            return self.unlabelled, np.arange(len(self.unlabelled))
+        return self.data.train, self.splits.train
 
     def tune(self, preprocessing: Preprocessing, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 (N, H, W, 3) and labels int64 (N,) of the tune split, or of its first `most`: a random sample."""
@@ -40,11 +47,12 @@ class Material:
         return self._prepared("gate", self.splits.gate, preprocessing)
 
     def gate_names(self) -> list[str]:
-        return [self.data.gate.names[int(i)] for i in self.splits.gate]
+        return [self.data.gate.name(int(i)) for i in self.splits.gate]
 
     def summary(self) -> dict[str, int]:
         """How many images each split holds."""
-        return {name: len(getattr(self.splits, name)) for name in ("train", "tune", "calibration", "gate")}
+        found = {name: len(getattr(self.splits, name)) for name in ("train", "tune", "calibration", "gate")}
+        return found if self.unlabelled is None else {**found, "unlabelled": len(self.unlabelled)}
 
     def _prepared(self, side: str, indices: np.ndarray, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
         images = self.data.train if side == "train" else self.data.gate
@@ -53,7 +61,10 @@ class Material:
 
 
 def load(config: DataConfig, image_size: int, data_dir: Path | None) -> Material:
-    """Reads the data set that `config` names and splits it."""
+    """Reads the data set that `config` names, and its unlabelled images, and splits it."""
     source = datasets.find(config.spec, data_dir, split_seed=config.split_seed, skip_bad_images=config.skip_bad_images)
     data = source.load()
-    return Material(data, split(len(data.train), len(data.gate), config), image_size)
+    splits = split(len(data.train), len(data.gate), config)
+    folder = Path(config.unlabelled).expanduser() if config.unlabelled is not None else None
+    unlabelled = datasets.unlabelled(folder, config.skip_bad_images) if folder is not None else None
+    return Material(data, splits, image_size, unlabelled)

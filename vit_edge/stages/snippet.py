@@ -1,13 +1,15 @@
 """A program of a few lines that runs a bundle's int8 model without vit-edge, to start an application from."""
 
+import inspect
 from pathlib import Path
 from string import Template
 
 from vit_edge import bundle
-from vit_edge.bundle import Manifest
+from vit_edge.bundle import Manifest, Trust
 from vit_edge.errors import UserError
+from vit_edge.preprocess import resize, resize_and_cut, to_rgb
 
-PROGRAM = Template('''\
+PROGRAM = Template("""\
 # $model in int8 for $runtime. Needs: pip install $runtime numpy pillow
 import sys
 
@@ -18,21 +20,13 @@ from PIL import Image, ImageOps
 CLASSES = $classes
 
 
-def prepare(path):
-    """An image file as uint8 (1, $size, $size, 3), as the model was trained and gated on."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    if image.size != ($size, $size) or $crop != 1:
-        scale = $shorter / min(image.size)
-        image = image.resize([max($shorter, round(side * scale)) for side in image.size], Image.Resampling.$resampling)
-    left, top = (image.width - $size) // 2, (image.height - $size) // 2
-    return np.asarray(image.crop((left, top, left + $size, top + $size)))[None]
-
-
+$functions
 $opening
-images = prepare(sys.argv[1])
+with Image.open(sys.argv[1]) as image:
+    images = resize_and_cut(to_rgb(image), $shorter, $size, Image.Resampling.$resampling)[None]
 ${normalise}logits = $running
 print(CLASSES[int(logits[0].argmax())])
-''')
+""")
 
 NORMALISE = """\
 images = (images.astype(np.float32) / 255 - np.float32({mean})) / np.float32({std})
@@ -40,9 +34,14 @@ images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 """
 
 
-def program(bundle_path: Path) -> str:
+def preparing() -> str:
+    """The functions that make the model's input of an image file: those of vit_edge/preprocess.py, to the letter."""
+    return "\n\n".join(inspect.getsource(function) for function in (to_rgb, resize, resize_and_cut))
+
+
+def program(bundle_path: Path, trust: Trust = Trust()) -> str:
     """The program's text; it takes one image file as its argument. Run it where the bundle's files are."""
-    with bundle.opened(bundle_path) as opened:
+    with bundle.opened(bundle_path, trust) as opened:
         manifest = opened.manifest
     if manifest.target.batch != 1:
         raise UserError(
@@ -55,8 +54,8 @@ def program(bundle_path: Path) -> str:
         model=manifest.model.name,
         runtime=manifest.target.runtime,
         classes=manifest.classes,
+        functions=preparing(),
         size=preprocessing.image_size,
-        crop=preprocessing.crop,
         shorter=round(preprocessing.image_size / preprocessing.crop),
         resampling=preprocessing.interpolation.upper(),
         opening=opening,
