@@ -14,7 +14,13 @@ Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs of e
 BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1, help="Images of a training step.")]
 ImageSize = Annotated[int | None, typer.Option("--image-size", min=1, help="Side of the input in pixels.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder that named data sets are kept in.")]
-Data = Annotated[str | None, typer.Option("--data", help="digits, fashion-mnist, cifar10, cifar100 or folder:PATH.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="digits, fashion-mnist, cifar10, cifar100, folder:PATH, hf:NAME (or a directory) or wds:SHARDS (a folder or a pattern).",
+    ),
+]
 SkipBad = Annotated[
     bool, typer.Option("--skip-bad-images", help="Leave out images that cannot be read, and count them.")
 ]
