@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from vit_edge import evaluation
+from vit_edge import evaluation, processes
 from vit_edge import recipe as recipes
 from vit_edge import target as targets
 from vit_edge.data import datasets
@@ -24,6 +25,8 @@ from vit_edge.store import Plan, RunFolder, digest_and_size, processor_name, ver
 from vit_edge.target import Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
+TRAINED = ("teacher", "student")
+"""Stages that every process of a launch works on."""
 STAGE_VERSIONS = {"teacher": 2, "student": 2, "reference": 1, "int8": 1, "export": 1, "gate": 1}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
@@ -51,7 +54,8 @@ class Pipeline:
     """A recipe in a run folder.
 
     device: where torch computes, None: Accelerate's choice. only: names of the targets to export
-    and gate, None: all of the recipe's.
+    and gate, None: all of the recipe's. teacher_cache: where the teacher's logits are kept for this student and later
+    ones, None: in the run folder. tensorboard: write the metrics of the trainings there too.
     """
 
     recipe: Recipe
@@ -59,21 +63,29 @@ class Pipeline:
     device: str | None = None
     data_dir: Path | None = None
     only: tuple[str, ...] | None = None
+    tensorboard: bool = False
+    teacher_cache: Path | None = None
     done: dict[str, Path] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
 
     def run(self, until: str = "gate", *, start: str | None = None) -> None:
-        """Runs the stages up to `until` that are not finished yet; those from `start` on are redone in any case."""
+        """Runs the stages up to `until` that are not finished yet; those from `start` on are redone in any case.
+
+        Of several processes all train; the one that leads does the rest alone.
+        """
         for name in (until, start or until):
             if name not in STAGES:
                 raise unknown("stage", name, STAGES)
         store = RunFolder(self.folder)
         if until in ("export", "gate"):
             self._leave_out_missing_runtimes()
-        with store.locked():
-            self._write_recipe()
+        with store.locked() if processes.leads() else nullcontext():
+            if processes.leads():
+                self._write_recipe()
             for stage in STAGES[: STAGES.index(until) + 1]:
+                if stage not in TRAINED and not processes.leads():
+                    return
                 redo = start is not None and STAGES.index(stage) >= STAGES.index(start)
                 for step in self._steps(stage):
                     self._do(store, step, redo)
@@ -113,20 +125,31 @@ class Pipeline:
 
     def _do(self, store: RunFolder, step: Step, redo: bool) -> None:
         name = step.plan.stage
-        found = None if redo else store.find(step.plan)
+        found, partial = self._told(name, lambda: self._found_or_begun(store, step.plan, redo))
         if found is None:
-            for source in step.plan.inputs:
-                verify(self.done[source])
             say(f"{name}: running")
             started = time.monotonic()
-            partial = store.begin(step.plan)
             metrics = step.run(partial)
             seconds = time.monotonic() - started
-            found = store.finish(step.plan, metrics, seconds)
+            found = self._told(name, lambda: store.finish(step.plan, metrics, seconds))
             self.ran.append(name)
             say(f"{name}: done in {seconds:.0f} s")
         self.done[name] = found
         self.plans[name] = step.plan
+
+    def _found_or_begun(self, store: RunFolder, plan: Plan, redo: bool) -> tuple[Path | None, Path | None]:
+        """The finished stage, or the folder to write it into."""
+        found = None if redo else store.find(plan)
+        if found is not None:
+            return found, None
+        for source in plan.inputs:
+            verify(self.done[source])
+        return None, store.begin(plan)
+
+    def _told(self, stage: str, find: Callable[[], Any]) -> Any:
+        """What the leading process finds, in every process that works on the stage."""
+        value = find() if processes.leads() else None
+        return processes.told(value, self.device) if stage in TRAINED else value
 
     def _steps(self, stage: str) -> list[Step]:
         if stage == "teacher":
@@ -143,7 +166,13 @@ class Pipeline:
         def run(folder: Path) -> dict[str, Any]:
             from vit_edge.stages import teacher
 
-            return teacher.run(folder, recipe=self.recipe, material=self.material, device=self.device)
+            return teacher.run(
+                folder,
+                recipe=self.recipe,
+                material=self.material,
+                device=self.device,
+                tensorboard=self.tensorboard,
+            )
 
         settings = self._training_settings(config.model) | {"teacher": _plain(config)}
         return Step(self._plan("teacher", settings, data=self._train_data), run)
@@ -152,8 +181,16 @@ class Pipeline:
         def run(folder: Path) -> dict[str, Any]:
             from vit_edge.stages import student
 
-            teacher = self.done.get("teacher")
-            return student.run(folder, recipe=self.recipe, material=self.material, teacher=teacher, device=self.device)
+            return student.run(
+                folder,
+                recipe=self.recipe,
+                material=self.material,
+                teacher=self.done.get("teacher"),
+                device=self.device,
+                cache=self.teacher_cache or self.folder / "teacher_cache",
+                cache_key=self._teacher_cache_key(),
+                tensorboard=self.tensorboard,
+            )
 
         settings = self._training_settings(self.recipe.student.model) | {"student": _plain(self.recipe.student)}
         return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._student_data), run)
@@ -241,6 +278,21 @@ class Pipeline:
         digest = digest_and_size(weights) if weights.is_file() else None
         common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self._splits()}
         return common | {"weights": digest}
+
+    def _teacher_cache_key(self) -> dict[str, Any]:
+        """All that decides the student's training views and what the teacher says of them; batches only where they mix."""
+        augment, training = self.recipe.augment, self.recipe.student.training
+        key: dict[str, Any] = {
+            "teacher": self.plans["teacher"].fingerprint if "teacher" in self.plans else None,
+            "data set": self._student_data,
+            "splits": self._splits(),
+            "augmentation": _plain(augment),
+            "seed": self.recipe.seed,
+            "library": versions("numpy", "pillow", "timm", "torchvision"),
+        }
+        if training is not None and (augment.mixup or augment.cutmix):
+            key["batch"] = [training.batch_size, training.accumulate, processes.count()]
+        return key
 
     def _splits(self) -> dict[str, Any]:
         data = self.recipe.data

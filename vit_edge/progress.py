@@ -9,6 +9,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vit_edge.processes import leads
+
 LINE_EVERY_SECONDS = 30.0
 
 
@@ -18,14 +20,15 @@ class Advance(Protocol):
 
 
 def say(line: str) -> None:
-    """One message to the user."""
-    print(line, file=sys.stderr, flush=True)
+    """One message to the user, from the process that leads."""
+    if leads():
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress(label: str, total: int, done: int = 0, unit: str = "it") -> Iterator[Advance]:
     """Shows the way from `done` to `total` steps for as long as the context lasts."""
-    if sys.stderr.isatty():
+    if leads() and sys.stderr.isatty():
         with _bar(label, total, done, unit) as advance:
             yield advance
     else:

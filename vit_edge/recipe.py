@@ -16,6 +16,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0, lt=10**9)]
 Pixels = Annotated[int, Field(gt=0, le=4096)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Weight = Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Strict(False)]
 Numbers = Annotated[tuple[Positive, ...], Strict(False)]
 Level = Annotated[float, Field(ge=0, le=1)]
@@ -31,7 +32,8 @@ class DataConfig(Settings):
         "digits", description="digits, fashion-mnist, cifar10, cifar100, folder:PATH, hf:NAME, wds:SHARDS"
     )
     unlabelled: str | None = Field(
-        None, description="folder of images without labels: what the student learns from the teacher on, in place of the train split"
+        None,
+        description="folder of images without labels: what the student learns from the teacher on, in place of the train split",
     )
     image_size: Pixels | None = Field(
         None, description="side of the models' square input in pixels; default: the data set's own"
@@ -95,29 +97,55 @@ class ModelConfig(Settings):
 
 
 class TrainingConfig(Settings):
-    """AdamW with linear warm-up and cosine decay (vit-spec §2)."""
+    """Linear warm-up and cosine decay (vit-spec §2)."""
 
     epochs: Positive = 15
-    batch_size: Positive = 64
+    batch_size: Positive = Field(64, description="images to a step of the optimiser, over all processes")
+    accumulate: Positive = Field(1, description="parts that each batch is computed in, one after the other")
+    optimizer: str = Field("adamw", description="any of timm's")
     learning_rate: float = Field(5e-4, gt=0, description="peak rate, at this batch size")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="each layer's rate as a share of the next one's")
     warmup_epochs: float = Field(2.0, ge=0)
     weight_decay: float = Field(0.05, ge=0)
     label_smoothing: Fraction = 0.1
     clip_norm: float = Field(1.0, gt=0)
     ema_decay: Fraction = Field(0.0, description="exponential moving average of the weights; 0: none")
+    checkpoint_activations: bool = Field(False, description="recompute activations in the backward pass: less memory")
     precision: Literal["auto", "f32", "bf16"] = Field(
         "auto", description="autocast precision of the forward pass; auto: bf16 where a step measures faster in it"
     )
     checkpoint_seconds: float = Field(
-        20.0, gt=0, description="write a checkpoint after the first epoch that ends later than this"
+        20.0, gt=0, description="least time between two checkpoints; large models write them less often"
     )
 
 
 class DistillationConfig(Settings):
-    """loss = (1 - weight)·cross-entropy + weight·T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)."""
+    """loss = Σ weight · term, over the terms with a weight above 0 (training/distillation.py).
 
-    temperature: float = Field(2.0, gt=0)
-    weight: float = Field(0.9, gt=0, le=1)
+    With a DeiT token the class head learns the labels and the distillation head what comes from the teacher.
+    """
+
+    labels: Weight = Field(0.1, description="cross-entropy with the labels")
+    kl: Weight = Field(0.9, description="T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)")
+    standardised: Weight = Field(
+        0.0, description="the same on logits of mean 0 and deviation 1 for each image (Sun et al. 2024)"
+    )
+    dist: Weight = Field(0.0, description="correlation between classes and within them (Huang et al. 2022)")
+    hard: Weight = Field(0.0, description="cross-entropy with the teacher's answers (Touvron et al. 2021)")
+    features: Weight = Field(0.0, description="distance of the last features, projected, from the teacher's")
+    temperature: float = Field(2.0, gt=0, description="T of kl, standardised and dist")
+    feature_kind: Literal["tokens", "pooled"] = Field("tokens", description="compare place by place, or their mean")
+    cache: bool = Field(True, description="keep the teacher's logits of every view: a later student needs no teacher")
+
+    @model_validator(mode="after")
+    def _learns_from_the_teacher(self) -> "DistillationConfig":
+        if not any((self.kl, self.standardised, self.dist, self.hard, self.features)):
+            raise ValueError("every weight of the teacher's is 0: set distillation to null to train without it")
+        if self.features and self.cache:
+            raise ValueError(
+                "features are not in the teacher's cache, which keeps logits: set distillation.cache to false"
+            )
+        return self
 
 
 class TeacherConfig(Settings):

@@ -58,7 +58,7 @@ def test_without_augmentation_a_view_is_what_evaluation_sees() -> None:
 def test_workers_give_the_same_batches_in_the_same_order() -> None:
     batches = []
     for workers in (0, 2):
-        loader, sampler = training_loader(views(), 16, workers)
+        loader, sampler = training_loader(views(), 16, 1, workers)
         sampler.epoch = 4
         batches.append(list(loader))
     assert len(batches[0]) == len(batches[1]) == 2
@@ -69,12 +69,20 @@ def test_workers_give_the_same_batches_in_the_same_order() -> None:
 
 
 def test_each_epoch_has_its_own_order_of_every_image() -> None:
-    _, sampler = training_loader(views(), 16, 0)
+    _, sampler = training_loader(views(), 20, 1, 0)
     orders = []
     for sampler.epoch in (0, 1):
         orders.append([position for _, position in sampler])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
     assert orders[0] != orders[1]
+
+
+def test_what_is_skipped_is_the_start_of_the_same_epoch() -> None:
+    loader, sampler = training_loader(views(), 16, 2, 0)
+    whole = [position.tolist() for _, _, position in loader]
+    assert [len(part) for part in whole] == [8, 8, 8, 8]
+    sampler.skip = 16
+    assert [position.tolist() for _, _, position in loader] == whole[2:]
 
 
 def test_splits_are_disjoint_and_calibration_is_a_part_of_train() -> None:

@@ -42,23 +42,22 @@ class Views(Dataset):
 
 
 class EpochSampler(Sampler[Draw]):
-    """Draws every position once an epoch in an order that (seed, epoch) decides."""
+    """Draws positions once an epoch in an order that (seed, epoch) decides: `count` of them, from the one at `skip` on."""
 
-    def __init__(self, count: int, seed: int):
-        self.count, self.seed = count, seed
-        self.epoch = 0
+    def __init__(self, views: int, count: int, seed: int):
+        self.views, self.count, self.seed = views, count, seed
+        self.epoch = self.skip = 0
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Draw]:
-        order = np.random.default_rng([self.seed, 2, self.epoch]).permutation(self.count)
-        return iter([(self.epoch, int(position)) for position in order])
+        order = np.random.default_rng([self.seed, 2, self.epoch]).permutation(self.views)
+        return iter([(self.epoch, int(position)) for position in order[self.skip : self.count]])
 
 
-def training_loader(views: Views, batch_size: int, workers: int) -> tuple[DataLoader, EpochSampler]:
-    """Batches of views, the last incomplete one left out; set `sampler.epoch` before each epoch."""
-    sampler = EpochSampler(len(views), views.seed)
-    batch_size = min(batch_size, len(views))
+def training_loader(views: Views, batch_size: int, parts: int, workers: int) -> tuple[DataLoader, EpochSampler]:
+    """Whole batches of views, each in so many parts; set `sampler.epoch` and `sampler.skip` before each epoch."""
+    sampler = EpochSampler(len(views), len(views) // batch_size * batch_size, views.seed)
     options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 4} if workers else {}
-    return DataLoader(views, batch_size, sampler=sampler, drop_last=True, num_workers=workers, **options), sampler
+    return DataLoader(views, batch_size // parts, sampler=sampler, num_workers=workers, **options), sampler

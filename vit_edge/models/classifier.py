@@ -78,6 +78,11 @@ class Classifier(nn.Module):
         return F.interpolate(pixels_BCHW, size=size, mode=mode, antialias=True).clamp(0, 255)
 
 
+def classifier_in(model: nn.Module) -> Classifier:
+    """The classifier that `model` is, or wraps."""
+    return next(module for module in model.modules() if isinstance(module, Classifier))
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A saved model, in evaluation mode on the CPU."""

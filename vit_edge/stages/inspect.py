@@ -14,7 +14,7 @@ from vit_edge.models import figures, insight
 from vit_edge.progress import say
 from vit_edge.stages.subject import Subject
 from vit_edge.store import installed_versions, write_json
-from vit_edge.training.train import accelerator_on
+from vit_edge.training.setup import accelerator_on
 
 IMAGES = 64
 

@@ -15,7 +15,7 @@ from vit_edge.recipe import Numbers, Positive
 from vit_edge.settings import Settings
 from vit_edge.stages.subject import Subject
 from vit_edge.store import installed_versions
-from vit_edge.training.train import accelerator_on
+from vit_edge.training.setup import accelerator_on
 
 TEST_IMAGES = 10_000
 

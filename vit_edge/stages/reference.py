@@ -19,7 +19,7 @@ from vit_edge.models.classifier import Classifier
 from vit_edge.progress import progress
 from vit_edge.store import processor_name, versions
 from vit_edge.training.inference import BATCH, logits
-from vit_edge.training.train import accelerator_on
+from vit_edge.training.setup import accelerator_on
 
 WARMUP, QUERIES, LATENCY_SECONDS = 10, 100, 10.0
 """Single images to throw away and to time; fewer of a model that is so slow that these take longer."""
