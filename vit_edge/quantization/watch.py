@@ -1,11 +1,12 @@
 """How well a model that is still being trained would stand int8: a quick probe, no graph and no export.
 
-Every input of a Linear or Conv2d goes through int8 with the range that calibration would choose, every weight through
-int8 with one scale a channel, as in the canonical graph. N images, K classes.
+Of the folded model, every input of a Linear or Conv2d goes through int8 with the range that calibration would choose,
+every weight through int8 with one scale a channel, as in the canonical graph. N images, K classes.
 """
 
+import copy
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from vit_edge import metrics
+from vit_edge.export.fold import Served
 from vit_edge.models.classifier import Classifier
 from vit_edge.quantization.ranges import STEPS, Statistics
-from vit_edge.training.inference import logits
 
-IMAGES = 256
+IMAGES, BATCH = 256, 64
 OUT_OF_REACH = 0.95
 """Agreement of int8 and float below which a model is reported: post-training quantization seldom makes up for more."""
 BLOCK_NAMES = ("blocks", "stages", "layers", "layer1", "layer2", "layer3", "layer4", "features")
@@ -49,21 +50,21 @@ class Quantizability:
 
 def quantizability(classifier: Classifier, images_NHWC: np.ndarray, device: torch.device) -> Quantizability:
     """Probes with uint8 (N, H, W, 3), prepared for the classifier, which is left as it was."""
-    layers = [module for module in classifier.backbone.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    served = Served(copy.deepcopy(classifier).float().eval()).to(device)
+    layers = [module for module in served.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     seen = {layer: Statistics() for layer in layers}
     moments: dict[str, _Moments] = {}
     with ExitStack() as hooks:
         for layer, statistics in seen.items():
             hooks.callback(layer.register_forward_pre_hook(partial(_record, statistics)).remove)
-        for name, block in _blocks(classifier.backbone):
+        for name, block in _blocks(served.backbone):
             moments[name] = _Moments()
             hooks.callback(block.register_forward_hook(moments[name].hook).remove)
-        float_NK = logits(classifier, images_NHWC, device)
-    with ExitStack() as hooks:
-        for layer, statistics in seen.items():
-            hooks.callback(layer.register_forward_pre_hook(partial(_to_int8, statistics.range("mse").scale)).remove)
-            hooks.enter_context(_int8_weight(layer))
-        int8_NK = logits(classifier, images_NHWC, device)
+        float_NK = _logits(served, images_NHWC, device)
+    for layer, statistics in seen.items():
+        layer.register_forward_pre_hook(partial(_to_int8, statistics.range("mse").scale))
+        layer.weight.data = _int8_weight(layer.weight.data)
+    int8_NK = _logits(served, images_NHWC, device)
     return Quantizability(
         agreement=metrics.agreement(float_NK.argmax(axis=1), int8_NK.argmax(axis=1)),
         sqnr_db=round(min(float(metrics.sqnr_db(float_NK, int8_NK)), 999.0), 2),
@@ -106,17 +107,18 @@ def _record(statistics: Statistics, layer: nn.Module, inputs: tuple[Any, ...]) -
 
 
 def _to_int8(scale: float, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    rounded = torch.fake_quantize_per_tensor_affine(inputs[0].float(), scale, 0, -STEPS - 1, STEPS)
-    return (rounded.to(inputs[0].dtype), *inputs[1:])
+    return (torch.fake_quantize_per_tensor_affine(inputs[0], scale, 0, -STEPS - 1, STEPS), *inputs[1:])
 
 
-@contextmanager
-def _int8_weight(layer: nn.Linear | nn.Conv2d) -> Iterator[None]:
-    weight = layer.weight.data
-    scales = (weight.flatten(1).abs().amax(dim=1).float() / STEPS).clamp(min=1e-12)
+def _int8_weight(weight: Tensor) -> Tensor:
+    """Of a Linear (O, I) or Conv2d (O, I, h, w)."""
+    scales = (weight.flatten(1).abs().amax(dim=1) / STEPS).clamp(min=1e-12)
     zeros = torch.zeros_like(scales, dtype=torch.int32)
-    layer.weight.data = torch.fake_quantize_per_channel_affine(weight.float(), scales, zeros, 0, -STEPS, STEPS)
-    try:
-        yield
-    finally:
-        layer.weight.data = weight
+    return torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -STEPS, STEPS)
+
+
+@torch.no_grad()
+def _logits(served: nn.Module, images_NHWC: np.ndarray, device: torch.device) -> np.ndarray:
+    pieces = range(0, len(images_NHWC), BATCH)
+    batches = (torch.from_numpy(images_NHWC[i : i + BATCH].copy()).to(device) for i in pieces)
+    return np.concatenate([served(batch).cpu().numpy() for batch in batches])

@@ -40,7 +40,7 @@ def run(
     student = build(config.model, material, seed=seed, role="finetune" if config.training else "student")
     metrics: dict[str, Any] = {}
     if config.training is not None:
-        views = Views(material.data.train, material.splits.train, material.view, recipe.augment, seed)
+        views = Views(*material.student_images(), material.view, recipe.augment, seed)
         model: nn.Module = student
         if teacher is None or config.distillation is None:
             loss = _label_loss(config.training.label_smoothing)

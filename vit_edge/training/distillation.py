@@ -70,7 +70,7 @@ def standardised(logits_BK: Tensor) -> Tensor:
     "Logit Standardization in Knowledge Distillation", eq. 8)."""
     logits_BK = logits_BK.float()
     centred_BK = logits_BK - logits_BK.mean(dim=-1, keepdim=True)
-    return centred_BK / (centred_BK.square().mean(dim=-1, keepdim=True).sqrt() + EPSILON)
+    return centred_BK * (centred_BK.square().mean(dim=-1, keepdim=True) + EPSILON).rsqrt()
 
 
 def dist(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Tensor:
@@ -92,5 +92,6 @@ def feature_distance(student_BND: Tensor | None, teacher_BND: Tensor | None) -> 
 
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Of each row."""
-    return F.cosine_similarity(a - a.mean(dim=1, keepdim=True), b - b.mean(dim=1, keepdim=True), dim=1)
+    """Pearson's, of each row; 0 for a row without deviation."""
+    a, b = (rows - rows.mean(dim=1, keepdim=True) for rows in (a, b))
+    return (a * b).sum(dim=1) * (a.square().sum(dim=1) * b.square().sum(dim=1) + EPSILON**2).rsqrt()
