@@ -17,6 +17,9 @@ def run(
     from_: Annotated[
         str | None, typer.Option("--from", metavar="STAGE", help="Redo this stage and what follows.")
     ] = None,
+    until: Annotated[str, typer.Option("--until", metavar="STAGE", help="The last stage to run.")] = "gate",
+    teacher_cache: options.TeacherCache = None,
+    tensorboard: options.TensorBoard = False,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -25,7 +28,11 @@ def run(
 
     overrides = dict(recipes.parse_override(text) for text in set_ or [])
     recipe = recipes.load(_recipe_path(pipeline), overrides)
-    _finish(_run(recipe, out, "gate", device, data_dir, start=from_))
+    pipeline = _run(
+        recipe, out, until, device, data_dir, start=from_, teacher_cache=teacher_cache, tensorboard=tensorboard
+    )
+    if until == "gate":
+        _finish(pipeline)
 
 
 def train(
@@ -40,15 +47,15 @@ def train(
     batch_size: options.BatchSize = None,
     image_size: options.ImageSize = None,
     skip_bad_images: options.SkipBad = False,
+    tensorboard: options.TensorBoard = False,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
     """Train or fine-tune one model on labels alone. `quantize`, `export` and `distill --teacher RUN` go on from it."""
     values = _base(data, seed, image_size, skip_bad_images)
     values |= {"teacher": None, "student": _part(model, weights, epochs, batch_size) | {"distillation": None}}
-    pipeline = _run(
-        _recipe(values, f"{_label(model)}-{_label(values['data']['spec'])}"), out, "student", device, data_dir
-    )
+    recipe = _recipe(values, f"{_label(model)}-{_label(values['data']['spec'])}")
+    pipeline = _run(recipe, out, "student", device, data_dir, tensorboard=tensorboard)
     _report_model(pipeline, "student")
 
 
@@ -67,6 +74,8 @@ def distill(
     batch_size: options.BatchSize = None,
     image_size: options.ImageSize = None,
     skip_bad_images: options.SkipBad = False,
+    teacher_cache: options.TeacherCache = None,
+    tensorboard: options.TensorBoard = False,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -77,7 +86,9 @@ def distill(
         values["teacher"]["training"] = None
     values["student"] = _part(student, None, epochs, batch_size)
     name = f"{_label(teacher)}-{_label(student)}-{_label(values['data']['spec'])}"
-    pipeline = _run(_recipe(values, name), out, "student", device, data_dir)
+    pipeline = _run(
+        _recipe(values, name), out, "student", device, data_dir, teacher_cache=teacher_cache, tensorboard=tensorboard
+    )
     _report_model(pipeline, "teacher")
     _report_model(pipeline, "student")
 
@@ -168,12 +179,17 @@ def _listed_cells(row: Any) -> tuple[str, ...]:
 
 
 def _run(
-    recipe: Any, out: Path | None, until: str, device: str | None, data_dir: Path | None, start: str | None = None
-) -> Any:
+    recipe: Any, out: Path | None, until: str, device: str | None, data_dir: Path | None, start: str | None = None,
+    **ways: Any,
+) -> Any:  # fmt: skip
+    """Runs the pipeline up to a stage; a process that does not lead ends here. ways: as for `Pipeline`."""
+    from vit_edge import processes
     from vit_edge.pipeline import Pipeline
 
-    pipeline = Pipeline(recipe, out or RUNS / recipe.name, device, data_dir)
+    pipeline = Pipeline(recipe, out or RUNS / recipe.name, device, data_dir, **ways)
     pipeline.run(until, start=start)
+    if not processes.leads():
+        raise typer.Exit(0)
     if not pipeline.ran:
         typer.echo(f"nothing to do: every stage is finished in {pipeline.folder}", err=True)
     return pipeline

@@ -30,3 +30,10 @@ Set = Annotated[
 Model = Annotated[
     str | None, typer.Option("--model", help="A run, or a folder with model.json; default: the newest run.")
 ]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write the metrics of training for TensorBoard too, beside metrics.jsonl.")
+]
+TeacherCache = Annotated[
+    Path | None,
+    typer.Option("--teacher-cache", help="Where the teacher's logits are kept; default: teacher_cache in the run."),
+]
