@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 
 from vit_edge.errors import unknown
+from vit_edge.safety.documents import Text
 from vit_edge.settings import Settings, parse, read_yaml
 from vit_edge.shipped import shipped
 
@@ -16,22 +17,28 @@ ALIASES = {"onnx": "onnxruntime"}
 class Protocol(Settings):
     """How latency is measured: int8 and float in turn, batch after batch, on varied real images."""
 
-    warmup: int = Field(20, gt=0, description="runs thrown away before each artefact is timed")
-    seconds: float = Field(5.0, gt=0, description="time to measure for, all artefacts together")
-    min_queries: int = Field(50, gt=0, description="least timed runs of each artefact, even if it takes longer")
-    max_queries: int = Field(2000, gt=0)
+    warmup: int = Field(20, gt=0, le=10_000, description="runs thrown away before each artefact is timed")
+    seconds: float = Field(5.0, gt=0, le=3600, description="time to measure for, all artefacts together")
+    min_queries: int = Field(
+        50, gt=0, le=100_000, description="least timed runs of each artefact, even if it takes longer"
+    )
+    max_queries: int = Field(2000, gt=0, le=10_000_000)
 
 
 class Target(Settings):
-    name: str
+    name: Text
     runtime: RuntimeName
-    description: str = ""
-    device: str = Field("CPU", description="the runtime's own name of the device: CPU, GPU.0, NPU, cuda:0")
+    description: Text = ""
+    device: str = Field(
+        "CPU",
+        pattern=r"^[A-Za-z]+([.:]\d{1,3})?$",
+        description="the runtime's own name of the device: CPU, GPU.0, NPU, cuda:0",
+    )
     precision: Literal["default", "f32", "bf16", "fp16"] = Field(
         "default", description="precision of what is not int8; default: what the runtime chooses on the device"
     )
-    threads: int | None = Field(None, gt=0, description="threads of one inference; null: every physical core")
-    batch: int = Field(1, gt=0)
+    threads: int | None = Field(None, gt=0, le=1024, description="threads of one inference; null: every physical core")
+    batch: int = Field(1, gt=0, le=4096)
     compute_capabilities: Annotated[tuple[str, ...], Strict(False)] = Field(
         (), description="TensorRT: the GPU architectures that the graph is built for as a proof, e.g. 8.7"
     )
