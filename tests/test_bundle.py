@@ -44,7 +44,7 @@ def test_a_missing_or_longer_file_is_found(copy: Path) -> None:
     with pytest.raises(UserError, match="bytes, expected"):
         bundle.read(copy)
     path.unlink()
-    with pytest.raises(UserError, match="missing from the bundle"):
+    with pytest.raises(UserError, match=r"model\.onnx is missing"):
         bundle.read(copy)
 
 
@@ -93,7 +93,7 @@ def test_a_zip_that_leaves_the_bundle_is_refused(tmp_path: Path, name: str) -> N
     archive = tmp_path / "bundle.zip"
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr(name, "x")
-    with pytest.raises(UserError, match="leaves the bundle"), bundle.opened(archive):
+    with pytest.raises(UserError, match="no file's name in a bundle"), bundle.opened(archive):
         pass
     assert not (tmp_path / "outside.txt").exists()
 

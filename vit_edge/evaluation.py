@@ -10,47 +10,68 @@ Any prefix of the arrays is a random sample, since their order is a stored permu
 The SHA-256 of evaluation.json is the digest that bundles know an evaluation by.
 """
 
-import json
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field, field_validator
 
 from vit_edge.errors import UserError
 from vit_edge.preprocess import Preprocessing, decode
+from vit_edge.safety import arrays, documents, names
+from vit_edge.safety.documents import Text
 from vit_edge.settings import Settings
 from vit_edge.store import digest_and_size, write_json
 
 MANIFEST = "evaluation.json"
 ARRAYS = ("images.npy", "labels.npy", "logits.npy")
 NAMES = "names.json"
+FILES = (MANIFEST, *ARRAYS, NAMES)
+MAX_NAMES_BYTES = 1 << 30
+COPY_AGAIN = "copy the evaluation folder again from the machine that wrote it"
 
 
 class FileEntry(Settings):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
-    size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(ge=0, lt=2**53)
 
 
 class Reference(Settings):
     """The float student in PyTorch: where it ran, and how well and how fast."""
 
-    device: str = Field(description="the GPU's or CPU's name")
+    device: Text = Field(description="the GPU's or CPU's name")
     kind: Literal["cuda", "cpu", "mps"]
-    precision: str = "f32"
+    precision: Text = "f32"
     top1: float
-    latency_ms: dict[str, float] | None = Field(None, description="p50, p90, p99 and n at batch 1")
+    latency_ms: dict[str, Annotated[float, Field(gt=0, lt=1e12)]] | None = Field(
+        None, description="p50, p90, p99 and n at batch 1"
+    )
     versions: dict[str, str] = {}
+
+    @field_validator("latency_ms")
+    @classmethod
+    def _is_whole(cls, latency_ms: dict[str, float] | None) -> dict[str, float] | None:
+        if latency_ms is not None and set(latency_ms) != {"p50", "p90", "p99", "n"}:
+            raise ValueError("expected p50, p90, p99 and n")
+        return latency_ms
 
 
 class Manifest(Settings):
     schema_name: Literal["vit-edge/evaluation/1"] = Field("vit-edge/evaluation/1", alias="schema")
-    n: int = Field(gt=0)
-    data: str = Field(description="data set and split")
-    classes: list[str]
+    n: int = Field(gt=0, lt=10**9)
+    data: Text = Field(description="data set and split")
+    classes: list[Text] = Field(min_length=1, max_length=1_000_000)
     reference: Reference
     files: dict[str, FileEntry]
+
+    @field_validator("files")
+    @classmethod
+    def _are_whole(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        if set(files) != set(FILES[1:]):
+            raise ValueError(f"expected an entry for each of {', '.join(FILES[1:])} and no other")
+        return files
 
 
 @dataclass(frozen=True)
@@ -94,70 +115,92 @@ def write(
 def read(folder: Path, expected_digest: str | None = None, images: Path | None = None) -> Evaluation:
     """The evaluation in `folder`, every file checked against its digest.
 
-    images: its images.npy, when that lies elsewhere (`rebuild_images`). Raises UserError when a file is missing or changed, or when it is not the evaluation with `expected_digest`.
+    images: its images.npy, when that lies elsewhere (`rebuild_images`). Raises UserError when a file is missing or
+    changed, or when it is not the evaluation with `expected_digest`.
     """
-    fix = "copy the evaluation folder again from the machine that wrote it"
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise UserError(
-            f"{folder} holds no {MANIFEST}", "give the evaluation folder of the student's reference with --reference"
-        )
-    digest = digest_and_size(path)["sha256"]
+    content = _content(folder)
+    manifest = manifest_of(content, folder / MANIFEST, expected_digest)
+    for name in FILES[1:]:
+        path = _array_path(folder, name, images)
+        check_file(path, manifest.files[name], path, COPY_AGAIN)
+    return _loaded(folder, hashlib.sha256(content).hexdigest(), manifest, images)
+
+
+def manifest_of(content: bytes, shown: Path, expected_digest: str | None) -> Manifest:
+    """evaluation.json's `content`, which must have the digest; `shown` names it in errors. Raises UserError."""
+    digest = hashlib.sha256(content).hexdigest()
     if expected_digest not in (None, digest):
         raise UserError(
-            f"{folder} is another evaluation: SHA-256 {digest[:12]}…, expected {expected_digest[:12]}…",
-            "give the one that was written for this student",
+            f"{shown} is another evaluation's: SHA-256 {digest[:12]}…, expected {expected_digest[:12]}…",
+            "give the evaluation that was written for this student",
         )
-    try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
-    except ValidationError as err:
-        first = err.errors(include_url=False)[0]
-        raise UserError(
-            f"{path} is not a vit-edge evaluation: {'.'.join(map(str, first['loc']))}: {first['msg']}", fix
-        ) from err
-    for name in (*ARRAYS, NAMES):
-        entry = manifest.files.get(name)
-        path = _array_path(folder, name, images)
-        found = digest_and_size(path) if path.is_file() else None
-        if entry is None or found != entry.model_dump():
-            raise UserError(f"{path} is missing or changed: its SHA-256 is not the recorded one", fix)
-    return _loaded(folder, digest, manifest, images, fix)
+    return documents.parsed(Manifest, content, shown, COPY_AGAIN)
 
 
-def rebuild_images(folder: Path, source: Path, preprocessing: Preprocessing, destination: Path) -> None:
+def check_file(path: Path, entry: FileEntry, shown: Path, fix: str) -> None:
+    """UserError unless the file has the recorded size and digest; `shown` names it."""
+    if not path.is_file():
+        raise UserError(f"{shown} is missing", fix)
+    if (size := path.stat().st_size) != entry.size_bytes:
+        raise UserError(f"{shown} has {size} bytes, expected {entry.size_bytes}", fix)
+    if (found := digest_and_size(path)["sha256"]) != entry.sha256:
+        raise UserError(f"{shown} has been changed: SHA-256 {found[:12]}…, expected {entry.sha256[:12]}…", fix)
+
+
+def rebuild_images(
+    folder: Path, source: Path, preprocessing: Preprocessing, destination: Path, expected_digest: str | None = None
+) -> None:
     """Writes images.npy anew from the image files in `source`, for an evaluation that travels without it.
 
     The names of names.json are paths below `source`. Whether the result is the recorded one, `read` checks.
     """
-    try:
-        names = json.loads((folder / NAMES).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise UserError(f"{folder} holds no readable {NAMES}", "give the evaluation folder with --reference") from err
-    shape = (len(names), preprocessing.image_size, preprocessing.image_size, 3)
-    images_NHWC = np.lib.format.open_memmap(destination, "w+", np.uint8, shape)
-    for index, name in enumerate(names):
+    manifest = manifest_of(_content(folder), folder / MANIFEST, expected_digest)
+    check_file(folder / NAMES, manifest.files[NAMES], folder / NAMES, COPY_AGAIN)
+    found, size = _names(folder, manifest), preprocessing.image_size
+    for name in found:
+        if not names.stays_below(name):
+            raise UserError(f"{folder / NAMES} names {name!r}, which does not lie below {source}", COPY_AGAIN)
+    expected_bytes, pixels_bytes = manifest.files[ARRAYS[0]].size_bytes, len(found) * size * size * 3
+    if not 0 <= expected_bytes - pixels_bytes <= arrays.MAX_HEADER_BYTES:
+        raise UserError(
+            f"{folder}: {len(found)} images of {size}×{size} do not make images.npy of {expected_bytes} bytes",
+            COPY_AGAIN,
+        )
+    images_NHWC = np.lib.format.open_memmap(destination, "w+", np.uint8, (len(found), size, size, 3))
+    for index, name in enumerate(found):
         images_NHWC[index] = preprocessing.prepare(decode(source / name))
     images_NHWC.flush()
+
+
+def _content(folder: Path) -> bytes:
+    if not (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} holds no {MANIFEST}", "give the evaluation folder of the student's reference with --reference"
+        )
+    return documents.bounded(folder / MANIFEST, folder / MANIFEST, COPY_AGAIN)
+
+
+def _names(folder: Path, manifest: Manifest) -> list[str]:
+    """Of names.json, whose digest has been checked."""
+    path = folder / NAMES
+    found = documents.texts(documents.bounded(path, path, COPY_AGAIN, MAX_NAMES_BYTES), path, COPY_AGAIN)
+    if len(found) != manifest.n:
+        raise UserError(f"{path} holds {len(found)} names, expected {manifest.n}", COPY_AGAIN)
+    return found
 
 
 def _array_path(folder: Path, name: str, images: Path | None) -> Path:
     return images if images is not None and name == ARRAYS[0] else folder / name
 
 
-def _loaded(folder: Path, digest: str, manifest: Manifest, images_file: Path | None, fix: str) -> Evaluation:
-    paths = (_array_path(folder, name, images_file) for name in ARRAYS)
-    try:
-        images, labels, logits = (np.load(path, mmap_mode="r", allow_pickle=False) for path in paths)
-        names: Any = json.loads((folder / NAMES).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise UserError(f"{folder} holds an array that cannot be read: {err}", fix) from err
+def _loaded(folder: Path, digest: str, manifest: Manifest, images_file: Path | None) -> Evaluation:
+    images_path, labels_path, logits_path = (_array_path(folder, name, images_file) for name in ARRAYS)
     n, classes = manifest.n, len(manifest.classes)
-    fits = (
-        images.dtype == np.uint8 and images.ndim == 4 and images.shape[::3] == (n, 3)
-        and labels.dtype == np.int64 and labels.shape == (n,) and labels.min() >= 0 and labels.max() < classes
-        and logits.dtype == np.float32 and logits.shape == (n, classes)
-        and isinstance(names, list) and len(names) == n
-    )  # fmt: skip
-    if not fits:
-        raise UserError(f"{folder}: the arrays' shapes or types do not fit {n} images of {classes} classes", fix)
-    return Evaluation(folder, digest, manifest, images, np.asarray(labels), np.asarray(logits), names)
+    images = arrays.mapped(images_path, np.uint8, (n, None, None, 3), COPY_AGAIN)
+    labels_N = np.array(arrays.mapped(labels_path, np.int64, (n,), COPY_AGAIN))
+    logits_NK = np.array(arrays.mapped(logits_path, np.float32, (n, classes), COPY_AGAIN))
+    if labels_N.min() < 0 or labels_N.max() >= classes:
+        raise UserError(f"{labels_path} holds labels outside 0 … {classes - 1}", COPY_AGAIN)
+    if not np.isfinite(logits_NK).all():
+        raise UserError(f"{logits_path} holds logits that are NaN or infinite", COPY_AGAIN)
+    return Evaluation(folder, digest, manifest, images, labels_N, logits_NK, _names(folder, manifest))

@@ -155,3 +155,35 @@ def test_a_target_that_cannot_run_here_exits_3(make_bundle: MakeBundle) -> None:
     done = vit_edge("gate", make_bundle("tensorrt"))
     assert done.returncode == 3
     assert done.stdout.startswith("UNMEASURED")
+
+
+def test_a_bundle_is_signed_and_only_its_makers_key_lets_it_in(ort_bundle: Path, tmp_path: Path) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    for name in ("key", "other"):
+        make = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", tmp_path / f"{name}.pem"]
+        subprocess.run(make, check=True, capture_output=True)
+        export = ["openssl", "pkey", "-in", tmp_path / f"{name}.pem", "-pubout", "-out", tmp_path / f"{name}-pub.pem"]
+        subprocess.run(export, check=True, capture_output=True)
+    folder = Path(shutil.copytree(ort_bundle, tmp_path / "bundle"))
+    required = ("--require-signature", tmp_path / "key-pub.pem")
+    assert two_lines(vit_edge("gate", folder, *required))
+    signing = vit_edge("sign", folder, "--key", tmp_path / "key.pem")
+    assert signing.returncode == 0, signing.stderr
+    done = vit_edge("gate", folder, *LOOSE, "--seconds", "0.05", *required)
+    assert done.returncode == 0, done.stderr
+    assert "signed by the owner of" in " ".join(done.stdout.split())
+    assert two_lines(vit_edge("gate", folder, "--require-signature", tmp_path / "other-pub.pem"))
+    assert two_lines(vit_edge("bench", folder, "--require-signature", tmp_path / "other-pub.pem"))
+    assert two_lines(vit_edge("predict", folder, "x.png", "--require-signature", tmp_path / "other-pub.pem"))
+    assert two_lines(vit_edge("predict", folder, "--snippet", "--require-signature", tmp_path / "other-pub.pem"))
+
+
+def test_what_a_bundle_says_cannot_steer_the_terminal(ort_bundle: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ort_bundle, tmp_path / "bundle"))
+    manifest = json.loads((folder / "bundle.json").read_text())
+    manifest["\x1b]0;title\x07\x1b[2J"] = 1
+    (folder / "bundle.json").write_text(json.dumps(manifest))
+    done = vit_edge("gate", folder)
+    assert two_lines(done), done.stderr
+    assert "\x1b" not in done.stderr

@@ -10,6 +10,19 @@ import typer
 BundlePath = Annotated[Path, typer.Argument(help="A bundle: the folder or zip that `vit-edge export` wrote.")]
 Reference = Annotated[Path | None, typer.Option("--reference", help="Evaluation folder, when it is not in the bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
+Seconds = Annotated[
+    float | None,
+    typer.Option("--seconds", min=0.01, max=3600, help="Time to measure for; default: the first target's."),
+]
+ExpectSha256 = Annotated[
+    str | None, typer.Option("--expect-sha256", metavar="HEX", help="Refuse a bundle with another digest.")
+]
+RequireSignature = Annotated[
+    Path | None,
+    typer.Option(
+        "--require-signature", metavar="PUB", help="Refuse a bundle that this public key's owner did not sign."
+    ),
+]
 
 
 def gate(
@@ -35,9 +48,9 @@ def gate(
     undecided: Annotated[
         Literal["fail", "pass"] | None, typer.Option("--undecided", help="What an undecided accuracy counts as.")
     ] = None,
-    expect_sha256: Annotated[
-        str | None, typer.Option("--expect-sha256", metavar="HEX", help="Refuse a bundle with another digest.")
-    ] = None,
+    seconds: Seconds = None,
+    expect_sha256: ExpectSha256 = None,
+    require_signature: RequireSignature = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON; `-`: to stdout alone.")
     ] = None,
@@ -46,6 +59,7 @@ def gate(
     html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE")] = None,
 ) -> None:
     """Prove on this device that a bundle's accuracy and latency hold. Exit 0 pass, 1 fail, 3 undecided or unmeasured."""
+    from vit_edge.bundle import Trust
     from vit_edge.report import console, html, junit, markdown
     from vit_edge.stages.gate import gate_bundle
 
@@ -60,8 +74,9 @@ def gate(
     _check_writable(json_file, junit_file, markdown_file, html_file)
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
-        bundle, limits=[("command line", overrides)], reference=reference, images=images, expect_sha256=expect_sha256
-    ).report
+        bundle, limits=[("command line", overrides)], reference=reference, images=images, seconds=seconds,
+        trust=Trust(expect_sha256, require_signature),
+    ).report  # fmt: skip
     _write(json_file, report.to_json)
     _write(junit_file, lambda: junit.of_report(report))
     _write(markdown_file, lambda: markdown.of_report(report))
@@ -74,16 +89,16 @@ def gate(
 def bench(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles to time side by side.")],
     reference: Reference = None,
-    seconds: Annotated[
-        float | None, typer.Option("--seconds", min=0.1, help="Time to measure for; default: the first target's.")
-    ] = None,
+    seconds: Seconds = None,
+    require_signature: RequireSignature = None,
     as_json: AsJson = False,
 ) -> None:
     """Time several bundles, int8 and float, in turn on this machine."""
+    from vit_edge.bundle import Trust
     from vit_edge.report import console, words
     from vit_edge.stages.bench import bench_bundles
 
-    rows = bench_bundles(bundles, reference=reference, seconds=seconds)
+    rows = bench_bundles(bundles, reference=reference, seconds=seconds, trust=Trust(public_key=require_signature))
     if as_json:
         _print_json({"schema": "vit-edge/bench/1", "rows": [row.model_dump() for row in rows]})
     else:
@@ -97,24 +112,43 @@ def predict(
     snippet: Annotated[
         bool, typer.Option("--snippet", help="Print a program that runs the model without vit-edge.")
     ] = False,
+    expect_sha256: ExpectSha256 = None,
+    require_signature: RequireSignature = None,
     as_json: AsJson = False,
 ) -> None:
     """Classify image files with a bundle's int8 model."""
+    from vit_edge.bundle import Trust
     from vit_edge.errors import UserError
     from vit_edge.stages.predict import predict_images
     from vit_edge.stages.snippet import program
 
     if snippet:
-        typer.echo(program(bundle), nl=False)
+        typer.echo(program(bundle, Trust(expect_sha256, require_signature)), nl=False)
         return
     if not images:
         raise UserError("predict needs at least one image", "name image files after the bundle, or give --snippet")
-    answers = predict_images(bundle, images, top)
+    answers = predict_images(bundle, images, top, Trust(expect_sha256, require_signature))
     if as_json:
         _print_json([{"image": str(path), "classes": found} for path, found in zip(images, answers, strict=True)])
         return
     for path, found in zip(images, answers, strict=True):
         typer.echo(f"{path}\t" + "\t".join(f"{name} {share:.1%}" for name, share in found.items()))
+
+
+def sign(
+    bundle: BundlePath,
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key", metavar="KEY", help="Ed25519 private key in PEM form: openssl genpkey -algorithm ed25519."
+        ),
+    ],
+) -> None:
+    """Sign a bundle, so that `gate --require-signature PUB` can tell who made it and that nothing was changed."""
+    from vit_edge import bundle as bundles
+
+    bundles.sign(bundle, key)
+    typer.echo(f"signed {bundle} with {key}")
 
 
 def doctor(as_json: AsJson = False) -> None:

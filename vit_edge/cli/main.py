@@ -15,6 +15,7 @@ import typer
 from vit_edge import __version__
 from vit_edge.cli import build, device, inside
 from vit_edge.errors import UserError
+from vit_edge.safety.documents import printable
 
 PASS, MISTAKE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 2, 70, 130, 141
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -36,6 +37,7 @@ app.command()(build.export)
 app.command()(device.gate)
 app.command()(device.bench)
 app.command()(device.predict)
+app.command()(device.sign)
 app.command()(device.doctor)
 app.command()(inside.inspect)
 app.command()(inside.probe)
@@ -90,5 +92,5 @@ def _command_path(err: Any) -> str:
 
 def _end(code: int, *lines: str) -> NoReturn:
     for line in lines:
-        print(" ".join(line.split()), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
     sys.exit(code)

@@ -17,6 +17,7 @@ from vit_edge.target import Target
 
 # Precision of a product that the runtime does not tell.
 UNKNOWN = "unknown"
+MAX_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,20 @@ def imported(module: str, extra: str) -> Any:
         missing = isinstance(err, ModuleNotFoundError) and err.name == module.partition(".")[0]
         problem = "is not installed" if missing else f"cannot be loaded: {err}"
         raise UserError(f"{module} {problem}", f'pip install "vit-edge[{extra}]"') from err
+
+
+def check_input(path: Path, shapes: Sequence[Sequence[Any]]) -> None:
+    """UserError unless the graph has one input, of images: four dimensions, the last three of them fixed.
+
+    shapes: of every input as the runtime states it, an int where a dimension is fixed.
+    """
+    given = [[size if isinstance(size, int) else "?" for size in shape] for shape in shapes]
+    fixed = given[0][1:] if len(given) == 1 else []
+    if len(fixed) != 3 or not all(isinstance(size, int) and 0 < size <= MAX_SIDE for size in fixed):
+        raise UserError(
+            f"{path}: the graph's inputs have the shapes {given}, expected one of images: batch, height, width, channels",
+            "export again; only the batch may be open",
+        )
 
 
 def batch_of_graph(dimension: Any, target: Target) -> int:

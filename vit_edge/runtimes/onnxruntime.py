@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_edge.errors import UserError
 from vit_edge.runtimes import machine
-from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, imported, in_batches
+from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, check_input, imported, in_batches
 from vit_edge.target import Target
 
 PROVIDER = "CPUExecutionProvider"
@@ -58,15 +58,13 @@ class OnnxRuntimeSession:
         self._path, self._target, self._entries = path, target, entries
         self._library = imported("onnxruntime", "onnxruntime")
         self._session = self._opened(self._options())
+        check_input(path, [given.shape for given in self._session.get_inputs()])
         given = self._session.get_inputs()[0]
         self._input = given.name
         self._batch = batch_of_graph(given.shape[0], target)
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
-        pieces = [
-            self._session.run(None, {self._input: piece})[0][:real]
-            for piece, real in in_batches(images_BHWC, self._batch)
-        ]
+        pieces = [self._ran(self._session, piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def coverage(self) -> Coverage:
@@ -79,8 +77,8 @@ class OnnxRuntimeSession:
             )  # so that the weights' shapes are listed
             options.profile_file_prefix = str(Path(folder) / "profile")
             session = self._opened(options)
-            session.run(None, {self._input: self._zeros()})
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+            self._ran(session, self._zeros())
+            events = self._events(Path(session.end_profiling()))
         found = [_product(event) for event in events if event.get("cat") == "Node"]
         return Coverage(tuple(product for product in found if product))
 
@@ -118,6 +116,26 @@ class OnnxRuntimeSession:
             raise UserError(
                 f"ONNX Runtime {self._library.__version__} cannot open {self._path}: {err}",
                 "export again for onnxruntime as one self-contained file, or install the version that the bundle names",
+            ) from err
+
+    def _ran(self, session: Any, images_BHWC: np.ndarray) -> np.ndarray:
+        """The first output of one batch."""
+        try:
+            return np.asarray(session.run(None, {self._input: images_BHWC})[0])
+        except Exception as err:  # its exceptions have no common base
+            raise UserError(
+                f"ONNX Runtime {self._library.__version__} cannot run {self._path}: {err}",
+                "export again for onnxruntime, or install the version that the bundle names",
+            ) from err
+
+    def _events(self, profile: Path) -> list[dict[str, Any]]:
+        """Of a profile that ONNX Runtime wrote, which does not escape every name that a graph may hold."""
+        try:
+            return list(json.loads(profile.read_text(encoding="utf-8")))
+        except ValueError as err:
+            raise UserError(
+                f"{self._path}: ONNX Runtime cannot profile it, a node has an unfit name",
+                "export again for onnxruntime",
             ) from err
 
     def _zeros(self) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_edge.errors import UserError
 from vit_edge.runtimes import machine
-from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, imported, in_batches
+from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, check_input, imported, in_batches
 from vit_edge.target import Target
 
 PRODUCT_KINDS = {
@@ -52,7 +52,7 @@ class OpenVino:
             model = self._core.read_model(str(onnx_path))  # convert_model would send telemetry
             self._library.save_model(model, str(graph), compress_to_fp16=False)
         except RuntimeError as err:
-            raise self._explained(f"convert {onnx_path}", err) from err
+            raise _explained(f"convert {onnx_path}", err) from err
         return [graph, graph.with_suffix(".bin")]
 
     def open(
@@ -63,7 +63,7 @@ class OpenVino:
         try:
             compiled = self._core.compile_model(str(files[0]), device, settings)
         except RuntimeError as err:
-            raise self._explained(f"compile {files[0]} for {device}", err) from err
+            raise _explained(f"compile {files[0]} for {device}", err) from err
         return OpenVinoSession(self._core, compiled, files[0], target)
 
     def _checked(self, target: Target) -> str:
@@ -95,28 +95,18 @@ class OpenVino:
         types = {"f32": self._library.Type.f32, "bf16": self._library.Type.bf16, "fp16": self._library.Type.f16}
         return settings | {"INFERENCE_PRECISION_HINT": types[target.precision]}
 
-    def _explained(self, attempt: str, err: RuntimeError) -> UserError:
-        reason = str(err).strip().splitlines()[-1]
-        return UserError(
-            f"OpenVINO {self._library.__version__.partition('-')[0]} cannot {attempt}: {reason}",
-            "export again for openvino, or install the version that the bundle names",
-        )
-
 
 class OpenVinoSession:
     def __init__(self, core: Any, compiled: Any, path: Path, target: Target):
         self._core, self._compiled, self._path, self._target = core, compiled, path, target
         self._device = core.get_property(target.device, "FULL_DEVICE_NAME")
         self._version = core.get_versions("CPU")["CPU"].build_number.partition("-")[0]
+        check_input(path, [_shape(given) for given in compiled.inputs])
         self._request = compiled.create_infer_request()
-        dimension = compiled.input(0).get_partial_shape()[0]
-        self._batch = batch_of_graph(dimension.get_length() if dimension.is_static else None, target)
+        self._batch = batch_of_graph(_shape(compiled.input(0))[0], target)
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
-        pieces = [
-            self._request.infer({0: piece}, share_inputs=True)[0][:real]
-            for piece, real in in_batches(images_BHWC, self._batch)
-        ]
+        pieces = [self._ran(piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def coverage(self) -> Coverage:
@@ -128,6 +118,13 @@ class OpenVinoSession:
             elif _info(node, "layerType") == "Subgraph":
                 products += [_fused_product(node, source) for source in self._sources if _holds(node, source)]
         return Coverage(tuple(products))
+
+    def _ran(self, images_BHWC: np.ndarray) -> np.ndarray:
+        """The first output of one batch."""
+        try:
+            return np.asarray(self._request.infer({0: images_BHWC}, share_inputs=True)[0])
+        except RuntimeError as err:
+            raise _explained(f"run {self._path}", err) from err
 
     @cached_property
     def _sources(self) -> list[Any]:
@@ -152,6 +149,21 @@ class OpenVinoSession:
 
     def __exit__(self, *_: object) -> None:
         del self._request, self._compiled
+
+
+def _explained(attempt: str, err: RuntimeError) -> UserError:
+    reason = (str(err).strip() or type(err).__name__).splitlines()[-1]
+    return UserError(
+        f"OpenVINO cannot {attempt}: {reason}",
+        "export again for openvino, or install the version that the bundle names",
+    )
+
+
+def _shape(port: Any) -> list[int | None]:
+    """Of an input or output; null for a dimension that is open."""
+    shape = port.get_partial_shape()
+    sizes = list(shape) if shape.rank.is_static else []
+    return [size.get_length() if size.is_static else None for size in sizes]
 
 
 def _product(node: Any) -> Product:

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from vit_edge import bundle, evaluation, metrics
+from vit_edge.bundle import Trust
 from vit_edge.progress import say
 from vit_edge.report.schema import BenchRow
 from vit_edge.runtimes import clock, registry
@@ -12,11 +13,11 @@ from vit_edge.stages.gate import Opened, evaluation_folder, open_sessions, timed
 
 
 def bench_bundles(
-    paths: Sequence[Path], *, reference: Path | None = None, seconds: float | None = None
+    paths: Sequence[Path], *, reference: Path | None = None, seconds: float | None = None, trust: Trust = Trust()
 ) -> list[BenchRow]:
     """One row for each artefact. seconds: time to measure for altogether; null: as the first bundle's target says."""
     with ExitStack() as stack:
-        opened = [stack.enter_context(bundle.opened(path)) for path in paths]
+        opened = [stack.enter_context(bundle.opened(path, trust)) for path in paths]
         timed: dict[str, tuple[int, Opened]] = {}
         queries = {}
         for number, one in enumerate(opened):

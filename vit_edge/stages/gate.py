@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_edge import bundle, evaluation, gate, metrics
-from vit_edge.bundle import Bundle
+from vit_edge.bundle import Bundle, Trust
 from vit_edge.errors import UserError
 from vit_edge.evaluation import Evaluation
 from vit_edge.progress import progress, say
@@ -66,16 +66,16 @@ def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = 
 
 def gate_bundle(
     path: Path, *, limits: Layers = (), reference: Path | None = None, images: Path | None = None,
-    expect_sha256: str | None = None,
+    trust: Trust = Trust(), seconds: float | None = None,
 ) -> Gated:  # fmt: skip
     """Gates the bundle in a folder or a zip.
 
     limits: (origin, values of recipe.Limits) laid over the bundle's own, later ones first in force.
     reference: the evaluation's folder, when it is not in the bundle. images: a folder of image files to make the
-    evaluation's images from, when they are not in it. expect_sha256: what the bundle's digest must begin with.
+    evaluation's images from, when they are not in it. trust: what the bundle must show before it is read.
+    seconds: time to measure latency for; default: as the bundle's target says.
     """
-    with bundle.opened(path) as opened, ExitStack() as stack:
-        _check_digest(opened, expect_sha256)
+    with bundle.opened(path, trust) as opened, ExitStack() as stack:
         measured_on = _evaluation(stack, opened, evaluation_folder(opened, reference), images)
         _check_fit(opened, measured_on)
         held = gate.HeldLimits([("bundle", gate.changed(opened.manifest.limits)), *limits])
@@ -85,7 +85,7 @@ def gate_bundle(
             raise UserError(probe.problem or f"{runtime.name} is not installed", probe.fix or "install it")
         if probe.problem:
             return _without_device(opened, measured_on, held, runtime, probe)
-        return _on_device(opened, measured_on, held, runtime)
+        return _on_device(opened, measured_on, held, runtime, seconds)
 
 
 def open_sessions(stack: ExitStack, opened: Bundle, runtime: Runtime, *, floats: bool = True) -> "list[Opened]":
@@ -130,7 +130,9 @@ class Opened:
     size_bytes: int
 
 
-def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime) -> Gated:
+def _on_device(
+    opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, seconds: float | None
+) -> Gated:
     manifest = opened.manifest
     with ExitStack() as stack:
         int8, *floats = open_sessions(stack, opened, runtime)
@@ -140,7 +142,7 @@ def _on_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtim
         logits_NK = _logits(int8, opened, images, len(images.labels_N))
         parity = _with_int8(parity, floats_NK, logits_NK)
         accuracy = gate.accuracy(images.labels_N, images.logits_NK, logits_NK, manifest.classes, held.values)
-        artefacts = _timed([int8, *floats], opened, images)
+        artefacts = _timed([int8, *floats], opened, images, seconds)
     reference_ms = _reference_ms(images)
     sound = [entry.precision for entry in parity.floats if entry.holds]
     latency = gate.latency(
@@ -169,14 +171,6 @@ def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, r
     return Gated(_report(opened, images, held, checks, described, measured), {})
 
 
-def _check_digest(opened: Bundle, expected: str | None) -> None:
-    if expected is not None and (len(expected) < 12 or not opened.digest.startswith(expected.lower())):
-        raise UserError(
-            f"the bundle's SHA-256 is {opened.digest}, expected {expected}",
-            "get the bundle from where that digest was published; give at least 12 of its digits",
-        )
-
-
 def evaluation_folder(opened: Bundle, reference: Path | None) -> Path:
     if reference is not None:
         return reference
@@ -193,8 +187,9 @@ def _evaluation(stack: ExitStack, opened: Bundle, folder: Path, images: Path | N
     if images is None:
         return evaluation.read(folder, opened.manifest.evaluation_sha256)
     rebuilt = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vit-edge-"))) / "images.npy"
-    evaluation.rebuild_images(folder, images, opened.manifest.preprocessing, rebuilt)
-    return evaluation.read(folder, opened.manifest.evaluation_sha256, rebuilt)
+    expected = opened.manifest.evaluation_sha256
+    evaluation.rebuild_images(folder, images, opened.manifest.preprocessing, rebuilt, expected)
+    return evaluation.read(folder, expected, rebuilt)
 
 
 def _check_fit(opened: Bundle, images: Evaluation) -> None:
@@ -261,8 +256,17 @@ def _logits(artefact: Opened, opened: Bundle, images: Evaluation, n: int) -> np.
     with progress(f"{artefact.name} on {opened.manifest.target.name}", n, unit="images") as advance:
         for start, stop in _pieces(n, opened.manifest.target.batch):
             logits.append(artefact.session.run(feed(images.images_NHWC[start:stop])))
+            check_logits(logits[-1], (stop - start, len(opened.manifest.classes)), artefact.name)
             advance(stop - start)
     return np.concatenate(logits)
+
+
+def check_logits(found: np.ndarray, shape: tuple[int, int], name: str) -> None:
+    if found.shape != shape or found.dtype != np.float32:
+        raise UserError(
+            f"the {name} graph gives {found.dtype} {found.shape}, expected float32 {shape}: images and classes",
+            "export again; the graph's only output must be the logits of the bundle's classes",
+        )
 
 
 def _pieces(n: int, batch: int) -> Iterator[tuple[int, int]]:
@@ -271,11 +275,12 @@ def _pieces(n: int, batch: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, n)) for start in range(0, n, step))
 
 
-def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation) -> list[Artefact]:
+def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation, seconds: float | None) -> list[Artefact]:
     batches, target = timed_batches(opened, images), opened.manifest.target
+    protocol = target.protocol if seconds is None else target.protocol.model_copy(update={"seconds": seconds})
     queries = {one.name: clock.query(one.session, batches) for one in artefacts}
-    say(f"timing {', '.join(queries)} on {target.name}, about {target.protocol.seconds:g} s: leave the machine alone")
-    latencies = clock.interleaved(queries, target.protocol)
+    say(f"timing {', '.join(queries)} on {target.name}, about {protocol.seconds:g} s: leave the machine alone")
+    latencies = clock.interleaved(queries, protocol)
     return [
         Artefact(
             name=one.name,
@@ -296,7 +301,10 @@ def _reference_ms(images: Evaluation) -> metrics.Percentiles | None:
 
 
 def _integrity(opened: Bundle, images: Evaluation, runs_on: str) -> Check:
-    detail = f"{len(opened.manifest.files)} files and {images.manifest.n} images as they were written; {runs_on}"
+    signed = f", signed by the owner of {opened.signed_by}" if opened.signed_by else ""
+    detail = (
+        f"{len(opened.manifest.files)} files and {images.manifest.n} images as they were written{signed}; {runs_on}"
+    )
     return Check(name="integrity", verdict="pass", detail=detail)
 
 

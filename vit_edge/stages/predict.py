@@ -7,17 +7,21 @@ from pathlib import Path
 import numpy as np
 
 from vit_edge import bundle, preprocess
+from vit_edge.bundle import Trust
 from vit_edge.runtimes import registry
-from vit_edge.stages.gate import graph_input, open_sessions
+from vit_edge.stages.gate import check_logits, graph_input, open_sessions
 
 
-def predict_images(bundle_path: Path, images: Sequence[Path], top: int) -> list[dict[str, float]]:
+def predict_images(
+    bundle_path: Path, images: Sequence[Path], top: int, trust: Trust = Trust()
+) -> list[dict[str, float]]:
     """For each image its `top` likeliest classes, likeliest first: class name → softmax probability."""
-    with bundle.opened(bundle_path) as opened, ExitStack() as stack:
+    with bundle.opened(bundle_path, trust) as opened, ExitStack() as stack:
         prepared = opened.manifest.preprocessing.prepare_all(preprocess.decode(path) for path in images)
         runtime = registry.load(opened.manifest.target.runtime)
         [int8] = open_sessions(stack, opened, runtime, floats=False)
         logits_BK = int8.session.run(graph_input(opened)(prepared))
+        check_logits(logits_BK, (len(images), len(opened.manifest.classes)), int8.name)
     return [_named(logits_K, opened.manifest.classes, top) for logits_K in logits_BK]
 
 
