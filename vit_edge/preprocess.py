@@ -35,10 +35,16 @@ class Preprocessing(Settings):
     mean: Triple = (0.5, 0.5, 0.5)
     std: Triple = (0.5, 0.5, 0.5)
 
-    def prepare(self, image_HWC: np.ndarray) -> np.ndarray:
-        """Resizes the shorter side to image_size/crop and cuts the centre: uint8 (H, W, 3) → uint8 (size, size, 3)."""
+    def fit(self, image: Image.Image) -> Image.Image:
+        """Resizes the shorter side to image_size/crop and cuts the centre: an RGB image of size × size pixels."""
         shorter = round(self.image_size / self.crop)
-        return resize_and_cut(image_HWC, shorter, self.image_size, RESAMPLING[self.interpolation])
+        return resize_and_cut(image, shorter, self.image_size, RESAMPLING[self.interpolation])
+
+    def prepare(self, image_HWC: np.ndarray) -> np.ndarray:
+        """`fit` for an array: uint8 (H, W, 3) → uint8 (size, size, 3)."""
+        if image_HWC.shape[:2] == (self.image_size, self.image_size) and self.crop == 1:
+            return image_HWC
+        return np.asarray(self.fit(Image.fromarray(image_HWC)))
 
     def prepare_all(self, images: Iterable[np.ndarray]) -> np.ndarray:
         """uint8 (B, size, size, 3) of any iterable of uint8 (H, W, 3)."""
@@ -46,7 +52,12 @@ class Preprocessing(Settings):
 
 
 def decode(source: Path | bytes, name: str | None = None) -> np.ndarray:
-    """An image file, or one's content, as uint8 (H, W, 3): see `to_rgb`.
+    """An image file, or one's content, as uint8 (H, W, 3): see `to_rgb`."""
+    return np.asarray(open_rgb(source, name))
+
+
+def open_rgb(source: Path | bytes, name: str | None = None) -> Image.Image:
+    """An image file, or one's content, as an RGB image: see `to_rgb`.
 
     Raises UserError that names a file (`name`, or its path) which is no readable image.
     """
@@ -54,22 +65,24 @@ def decode(source: Path | bytes, name: str | None = None) -> np.ndarray:
         with Image.open(source if isinstance(source, Path) else BytesIO(source)) as opened:
             return to_rgb(opened)
     except Exception as err:  # a decoder of Pillow's may raise anything on a broken file
+        reason = " ".join((str(err) or type(err).__name__).split())
         raise UserError(
-            f"cannot read the image {name or source!s}: {err or type(err).__name__}",
-            "replace it by a JPEG, PNG, WebP, TIFF or BMP file",
+            f"cannot read the image {name or source!s}: {reason}", "replace it by a JPEG, PNG, WebP, TIFF or BMP file"
         ) from err
 
 
-# The three functions below need numpy and Pillow alone: vit_edge/stages/snippet.py copies them into its program.
+# The two functions below need numpy and Pillow alone: vit_edge/stages/snippet.py copies them into its program.
 
 
-def to_rgb(image: Image.Image) -> np.ndarray:
-    """A Pillow image as uint8 (H, W, 3): upright by its EXIF tag, any mode as RGB, transparency over white.
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A Pillow image upright by its EXIF tag, of any mode as RGB, transparency over white.
 
     16-bit and float greys are scaled by their format's full range (65535 or 1.0), never by the image's own.
     Of an animation it is the first frame.
     """
-    image = ImageOps.exif_transpose(image)
+    image.load()
+    if image.getexif().get(0x0112, 1) != 1:
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         white = 1.0 if image.mode == "F" else 65535
         grey_HW = np.nan_to_num(np.asarray(image, dtype=np.float64) * (255 / white))
@@ -77,23 +90,17 @@ def to_rgb(image: Image.Image) -> np.ndarray:
     if "A" in image.getbands() or "transparency" in image.info:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, (255, 255, 255, 255)), layer)
-    return np.asarray(image.convert("RGB"))
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def resize(image_HWC: np.ndarray, width: int, height: int, resampling: Image.Resampling) -> np.ndarray:
-    """uint8 (height, width, 3); a smaller image is made of all pixels of the larger one (Pillow's antialiasing)."""
-    return np.asarray(Image.fromarray(image_HWC).resize((width, height), resampling))
-
-
-def resize_and_cut(image_HWC: np.ndarray, shorter: int, size: int, resampling: Image.Resampling) -> np.ndarray:
-    """Resizes the shorter side to `shorter` pixels and cuts the centre: uint8 (size, size, 3)."""
-    height, width = image_HWC.shape[:2]
-    if min(height, width) != shorter:
-        scale = shorter / min(height, width)
-        width, height = max(shorter, round(width * scale)), max(shorter, round(height * scale))
-        image_HWC = resize(image_HWC, width, height, resampling)
-    top, left = (height - size) // 2, (width - size) // 2
-    return np.ascontiguousarray(image_HWC[top : top + size, left : left + size])
+def resize_and_cut(image: Image.Image, shorter: int, size: int, resampling: Image.Resampling) -> Image.Image:
+    """Resizes the shorter side to `shorter` pixels and cuts the centre, size × size pixels."""
+    if min(image.size) != shorter:
+        scale = shorter / min(image.size)
+        width, height = (max(shorter, round(side * scale)) for side in image.size)
+        image = image.resize((width, height), resampling)
+    left, top = (image.width - size) // 2, (image.height - size) // 2
+    return image.crop((left, top, left + size, top + size))
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -11,58 +11,61 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from vit_edge.preprocess import RESAMPLING, Preprocessing, resize
+from vit_edge.preprocess import RESAMPLING, Preprocessing
 from vit_edge.recipe import AugmentConfig
 
 WIDEST = 4 / 3
 TRIES = 10
-Box = tuple[int, int, int, int]  # top, left, height, width
+MOST_MAGNITUDE = 9.99
+"""At 10 timm posterizes to 0 bits, which Pillow 13 refuses."""
+Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
 
 
 class Augmentation:
-    """uint8 (H, W, 3) → uint8 (size, size, 3): crop or resize, shift and turn, mirror, RandAugment, erase."""
+    """RGB image → uint8 (size, size, 3): crop or resize, shift and turn, RandAugment, mirror, erase."""
 
     def __init__(self, config: AugmentConfig, preprocessing: Preprocessing):
         self.config, self.preprocessing = config, preprocessing
         self.rand_augment = _rand_augment(config.rand_augment) if config.rand_augment else None
         self.erase = v2.RandomErasing(p=1) if config.erase else None
 
-    def __call__(self, image_HWC: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    def __call__(self, image: Image.Image, generator: np.random.Generator) -> np.ndarray:
         config, size = self.config, self.preprocessing.image_size
         if config.crop:
-            rows, columns = image_HWC.shape[:2]
-            top, left, height, width = crop_box(rows, columns, 1 - config.crop, generator)
-            cut_HWC = image_HWC[top : top + height, left : left + width]
-            view_HWC = resize(cut_HWC, size, size, RESAMPLING[self.preprocessing.interpolation])
+            box = crop_box(image.width, image.height, 1 - config.crop, generator)
+            view = image.crop(box).resize((size, size), RESAMPLING[self.preprocessing.interpolation])
         else:
-            view_HWC = self.preprocessing.prepare(image_HWC)
+            view = self.preprocessing.fit(image)
         if config.shift or config.rotate_degrees or config.scale:
-            view_HWC = _moved(view_HWC, config, generator)
-        if config.flip and generator.random() < 0.5:
-            view_HWC = view_HWC[:, ::-1]
+            view = _moved(view, config, generator)
         if self.rand_augment is not None:
             with _seeded(generator):
-                view_HWC = np.asarray(self.rand_augment(Image.fromarray(view_HWC)))
+                view = self.rand_augment(view)
+        view_HWC = np.asarray(view)
+        if config.flip and generator.random() < 0.5:
+            view_HWC = view_HWC[:, ::-1]
         if self.erase is not None and generator.random() < config.erase:
             view_HWC = _erased(view_HWC, self.erase, generator)
         return view_HWC
 
 
-def crop_box(height: int, width: int, least_area: float, generator: np.random.Generator) -> Box:
+def crop_box(width: int, height: int, least_area: float, generator: np.random.Generator) -> Box:
     """Inception's crop: a share of the area uniform in [least_area, 1], log(width / height) uniform up to WIDEST."""
     for area, ratio, y, x in generator.random((TRIES, 4)).tolist():
         pixels = height * width * (least_area + (1 - least_area) * area)
         aspect = WIDEST ** (2 * ratio - 1)
         h, w = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
         if 0 < h <= height and 0 < w <= width:
-            return int(y * (height - h + 1)), int(x * (width - w + 1)), h, w
+            left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
+            return left, top, left + w, top + h
     h, w = min(height, round(width * WIDEST)), min(width, round(height * WIDEST))
-    return (height - h) // 2, (width - w) // 2, h, w
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
 
 
-def _moved(image_HWC: np.ndarray, config: AugmentConfig, generator: np.random.Generator) -> np.ndarray:
+def _moved(image: Image.Image, config: AugmentConfig, generator: np.random.Generator) -> Image.Image:
     """Turned and scaled about the centre, then shifted by whole pixels, each uniform; black comes in from outside."""
-    size = len(image_HWC)
+    size = image.width
     right, down, turn, grow = (2 * generator.random(4) - 1).tolist()
     right, down = (round(share * config.shift * size) for share in (right, down))
     angle, scale = math.radians(turn * config.rotate_degrees), 1 + grow * config.scale
@@ -75,14 +78,14 @@ def _moved(image_HWC: np.ndarray, config: AugmentConfig, generator: np.random.Ge
     )  # fmt: skip
     exact = not config.rotate_degrees and not config.scale
     sampling = Image.Resampling.NEAREST if exact else Image.Resampling.BILINEAR
-    return np.asarray(Image.fromarray(image_HWC).transform((size, size), Image.Transform.AFFINE, inverse, sampling))
+    return image.transform((size, size), Image.Transform.AFFINE, inverse, sampling)
 
 
 def _rand_augment(magnitude: float) -> Any:
     """RandAugment (Cubuk et al. 2020) as timm has it: two operations an image, increasing with the magnitude."""
     from timm.data.auto_augment import rand_augment_transform
 
-    return rand_augment_transform(f"rand-m{magnitude:g}-n2-mstd0.5-inc1", {})
+    return rand_augment_transform(f"rand-m{magnitude:g}-n2-mstd0.5-inc1", {"magnitude_max": MOST_MAGNITUDE})
 
 
 def _erased(image_HWC: np.ndarray, erase: v2.RandomErasing, generator: np.random.Generator) -> np.ndarray:

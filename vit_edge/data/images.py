@@ -18,7 +18,7 @@ from PIL import Image
 from typing_extensions import Self
 
 from vit_edge.errors import UserError
-from vit_edge.preprocess import decode
+from vit_edge.preprocess import open_rgb
 from vit_edge.progress import progress, say
 from vit_edge.store import canonical_json, digest_and_size
 
@@ -46,6 +46,10 @@ class ArrayImages:
         """uint8 (H, W, 3)."""
         return self.images_NHWC[i]
 
+    def picture(self, i: int) -> Image.Image:
+        """The same as an RGB image of Pillow's."""
+        return Image.fromarray(self.images_NHWC[i])
+
 
 class EncodedImages(ABC):
     """Image files, or their contents in larger files, with int64 labels (N,); each is decoded when it is asked for."""
@@ -69,7 +73,11 @@ class EncodedImages(ABC):
 
     def image(self, i: int) -> np.ndarray:
         """uint8 (H, W, 3). Raises UserError that names an unreadable image."""
-        return decode(self.encoded(i), self.name(i))
+        return np.asarray(self.picture(i))
+
+    def picture(self, i: int) -> Image.Image:
+        """The same as an RGB image of Pillow's."""
+        return open_rgb(self.encoded(i), self.name(i))
 
 
 Images = ArrayImages | EncodedImages

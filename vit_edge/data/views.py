@@ -36,7 +36,7 @@ class Views(Dataset):
         epoch, position = draw
         i = int(self.indices[position])
         generator = np.random.default_rng([self.seed, epoch, i])
-        view_HWC = self.augmentation(self.images.image(i), generator)
+        view_HWC = self.augmentation(self.images.picture(i), generator)
         pixels_CHW = torch.from_numpy(np.ascontiguousarray(view_HWC.transpose(2, 0, 1)))
         return pixels_CHW, int(self.images.labels_N[i]), position
 

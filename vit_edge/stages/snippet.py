@@ -7,7 +7,7 @@ from string import Template
 from vit_edge import bundle
 from vit_edge.bundle import Manifest, Trust
 from vit_edge.errors import UserError
-from vit_edge.preprocess import resize, resize_and_cut, to_rgb
+from vit_edge.preprocess import resize_and_cut, to_rgb
 
 PROGRAM = Template("""\
 # $model in int8 for $runtime. Needs: pip install $runtime numpy pillow
@@ -23,7 +23,8 @@ CLASSES = $classes
 $functions
 $opening
 with Image.open(sys.argv[1]) as image:
-    images = resize_and_cut(to_rgb(image), $shorter, $size, Image.Resampling.$resampling)[None]
+    image = resize_and_cut(to_rgb(image), $shorter, $size, Image.Resampling.$resampling)
+images = np.asarray(image)[None]
 ${normalise}logits = $running
 print(CLASSES[int(logits[0].argmax())])
 """)
@@ -36,7 +37,7 @@ images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 def preparing() -> str:
     """The functions that make the model's input of an image file: those of vit_edge/preprocess.py, to the letter."""
-    return "\n\n".join(inspect.getsource(function) for function in (to_rgb, resize, resize_and_cut))
+    return "\n\n".join(inspect.getsource(function) for function in (to_rgb, resize_and_cut))
 
 
 def program(bundle_path: Path, trust: Trust = Trust()) -> str:
