@@ -144,3 +144,41 @@ class TestFolders:
         kept = datasets.find(f"folder:{tmp_path}", skip_bad_images=True).load()
         assert len(kept.train) == 5
         assert "left out 1 unreadable of 6 images" in capsys.readouterr().err
+
+    def test_links_are_followed_loops_and_hidden_files_are_not(self, tmp_path: Path) -> None:
+        real = class_folders(tmp_path / "elsewhere", {"a b": 4, "ä": 4})
+        root = tmp_path / "set"
+        root.mkdir()
+        (root / "a b").symlink_to(real / "a b", target_is_directory=True)
+        (root / "ä" / "deep").mkdir(parents=True)
+        (root / "ä" / "deep" / "linked").symlink_to(real / "ä", target_is_directory=True)
+        (root / "ä" / "deep" / "back").symlink_to(root / "ä", target_is_directory=True)
+        (root / "ä" / "._1.png").write_bytes(b"of the Finder")
+        (root / ".cache").mkdir()
+        Image.new("RGB", (4, 4)).save(root / ".cache" / "1.png")
+        data = datasets.find(f"folder:{root}").load()
+        assert data.classes == ["a b", "ä"]
+        expected = [f"a b/{i}.png" for i in range(4)] + [f"ä/deep/linked/{i}.png" for i in range(4)]
+        assert sorted(names(data.train) + names(data.gate)) == expected
+
+    def test_a_broken_link_is_an_unreadable_image(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 5, "b": 5})
+        (tmp_path / "b" / "9.png").symlink_to(tmp_path / "gone.png")
+        source = datasets.find(f"folder:{tmp_path}")
+        assert source.train_fingerprint() != source.gate_fingerprint()
+        with pytest.raises(UserError, match=r"cannot read the image b/9\.png"):
+            source.load()
+
+    def test_a_huge_image_is_named(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 5, "b": 5})
+        Image.new("1", (14_000, 13_000)).save(tmp_path / "b" / "bomb.png")
+        with pytest.raises(UserError, match=r"cannot read the image b/bomb\.png: Image size \(182000000 pixels\)"):
+            datasets.find(f"folder:{tmp_path}").load()
+
+    def test_small_images_are_not_enlarged_by_default(self, tmp_path: Path) -> None:
+        class_folders(tmp_path, {"a": 5, "b": 5})
+        assert datasets.find(f"folder:{tmp_path}").native_size == 14
+        Image.new("RGB", (500, 400)).save(tmp_path / "large.png")
+        for file in tmp_path.glob("*/*.png"):
+            file.write_bytes((tmp_path / "large.png").read_bytes())
+        assert datasets.find(f"folder:{tmp_path}").native_size == 224
