@@ -39,6 +39,12 @@ def test_the_name_is_the_files_own(tmp_path: Path) -> None:
         ("student: {model: {name: vit_ti16, weights: nowhere.pt}}", "an existing file", "correct"),
         ("student: {training: null, distillation: null}\nteacher: null", "needs weights", "correct"),
         ("a: [1", "not valid YAML at line", "mend"),
+        ("seed: 1\nseed: 2", "not valid YAML at line 2: the key 'seed' is given twice", "mend"),
+        ("data: {spec: digits, spec: cifar10}", "the key 'spec' is given twice", "mend"),
+        ("student: {model: {name: vit_ti16, mean: [0.5, 0.5, 0.5]}}", "mean and std belong together", "correct"),
+        ("student: {model: {name: vit_ti16, mean: [124, 117, 104], std: [58, 57, 57]}}", "mean.0 = 124", "correct"),
+        ("student: {model: {name: vit_ti16, mean: [0, 0, 0], std: [0, 1, 1]}}", "std.0 = 0", "correct"),
+        ("student: {model: {name: vit_ti16, image_size: 0}}", "image_size = 0", "correct"),
         ("- 1", "expected a mapping", "pipelines"),
     ],
 )
@@ -64,7 +70,15 @@ def test_overrides_reach_into_the_recipe(tmp_path: Path) -> None:
     assert loaded.gate.max_drop_points == 0.3
 
 
-@pytest.mark.parametrize("text", ["epochs", "=3", "a=[1"])
+def test_an_override_makes_a_group_that_was_null(tmp_path: Path) -> None:
+    path = written(tmp_path, "teacher: {training: null, model: {name: vit_b16, weights: pretrained}}")
+    loaded = recipe.load(path, dict([recipe.parse_override("teacher.training.learning_rate=1e-3")]))
+    assert loaded.teacher is not None
+    assert loaded.teacher.training is not None
+    assert loaded.teacher.training.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("text", ["epochs", "=3", "a=[1", "a={b: 1, b: 2}"])
 def test_an_override_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--set"):
         recipe.parse_override(text)

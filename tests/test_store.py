@@ -60,6 +60,42 @@ def test_a_killed_stage_goes_on_only_for_the_very_same_plan(tmp_path: Path) -> N
     assert not (run.begin(replace(PLAN, version=2)) / "checkpoint").exists()
 
 
+def test_what_another_plan_left_is_kept_said_and_goes_on_when_it_is_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = RunFolder(tmp_path), replace(PLAN, version=2)
+    (run.begin(PLAN) / "checkpoint").write_text("far", encoding="utf-8")
+    run.begin(other)
+    assert capsys.readouterr().err.count("begun with other settings") == 1
+    assert (run.begin(PLAN) / "checkpoint").read_text(encoding="utf-8") == "far"
+    assert capsys.readouterr().err.strip().endswith("goes on from where it was stopped with them")
+    finished(run, PLAN, "x")
+    assert run.find(PLAN) is not None
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UserError) as caught:
+        RunFolder(tmp_path).claim("mine")
+    assert "is not empty and no run: it holds thesis.tex" in caught.value.problem
+    assert "--out" in caught.value.fix
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_run_of_another_recipe_is_left_alone(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.claim("mine")
+    (tmp_path / "recipe.yaml").write_text("name: mine\n", encoding="utf-8")
+    run.claim("mine")
+    run.begin(PLAN)
+    run.claim("another, since nothing has been done yet")
+    finished(run, PLAN, "x")
+    run.claim("mine")
+    with pytest.raises(UserError, match="holds the run 'mine', not 'another'"):
+        run.claim("another")
+
+
 def test_a_truncated_file_makes_the_stage_unfinished(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     (finished(run, PLAN, "long enough") / "weights").write_text("short", encoding="utf-8")

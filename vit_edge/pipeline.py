@@ -21,7 +21,7 @@ from vit_edge.models.card import read_card
 from vit_edge.progress import say
 from vit_edge.recipe import Recipe, reduction
 from vit_edge.runtimes import registry
-from vit_edge.store import Plan, RunFolder, digest_and_size, processor_name, verify, versions
+from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, processor_name, verify, versions
 from vit_edge.target import Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
@@ -30,7 +30,6 @@ TRAINED = ("teacher", "student")
 STAGE_VERSIONS = {"teacher": 2, "student": 2, "reference": 1, "int8": 1, "export": 1, "gate": 1}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
-RECIPE = "recipe.yaml"
 TOKENS_PER_SIDE = 4
 USUAL_DISCORDANCE = 0.01
 """Share of images that a good int8 model and its reference answer differently, one right and one wrong."""
@@ -56,6 +55,7 @@ class Pipeline:
     device: where torch computes, None: Accelerate's choice. only: names of the targets to export
     and gate, None: all of the recipe's. teacher_cache: where the teacher's logits are kept for this student and later
     ones, None: in the run folder. tensorboard: write the metrics of the trainings there too.
+    until: the last stage of `run`.
     """
 
     recipe: Recipe
@@ -65,6 +65,7 @@ class Pipeline:
     only: tuple[str, ...] | None = None
     tensorboard: bool = False
     teacher_cache: Path | None = None
+    until: str = "gate"
     done: dict[str, Path] = field(default_factory=dict)
     plans: dict[str, Plan] = field(default_factory=dict)
     ran: list[str] = field(default_factory=list)
@@ -77,9 +78,12 @@ class Pipeline:
         for name in (until, start or until):
             if name not in STAGES:
                 raise unknown("stage", name, STAGES)
+        self.until = until
         store = RunFolder(self.folder)
         if until in ("export", "gate"):
             self._leave_out_missing_runtimes()
+        if processes.leads():
+            store.claim(self.recipe.name)
         with store.locked() if processes.leads() else nullcontext():
             if processes.leads():
                 self._write_recipe()
@@ -93,8 +97,17 @@ class Pipeline:
     @cached_property
     def _profiles(self) -> dict[str, tuple[Target, recipes.TargetRequest]]:
         """Each target's profile, from wherever the recipe says, with what the recipe asks of it; by the profile's name."""
-        loaded = [(targets.load(request.name), request) for request in self.recipe.targets]
-        return {target.name: (target, request) for target, request in loaded}
+        profiles: dict[str, tuple[Target, recipes.TargetRequest]] = {}
+        for request in self.recipe.targets:
+            target = targets.load(request.name)
+            if target.name in profiles:
+                also = profiles[target.name][1].name
+                raise UserError(
+                    f"two targets are called {target.name!r}: {also!r} and {request.name!r}",
+                    "name each once, or give the profile of one another file name",
+                )
+            profiles[target.name] = target, request
+        return profiles
 
     @property
     def target_names(self) -> list[str]:
@@ -169,12 +182,13 @@ class Pipeline:
             return teacher.run(
                 folder,
                 recipe=self.recipe,
-                material=self.material,
+                material=self.material.seen_at(side),
                 device=self.device,
                 tensorboard=self.tensorboard,
             )
 
-        settings = self._training_settings(config.model) | {"teacher": _plain(config)}
+        side = self._side(config.model)
+        settings = self._training_settings(config.model, side) | {"teacher": _plain(config)}
         return Step(self._plan("teacher", settings, data=self._train_data), run)
 
     def _student(self) -> Step:
@@ -184,7 +198,7 @@ class Pipeline:
             return student.run(
                 folder,
                 recipe=self.recipe,
-                material=self.material,
+                material=self.material.seen_at(self._view_size),
                 teacher=self.done.get("teacher"),
                 device=self.device,
                 cache=self.teacher_cache or self.folder / "teacher_cache",
@@ -192,7 +206,9 @@ class Pipeline:
                 tensorboard=self.tensorboard,
             )
 
-        settings = self._training_settings(self.recipe.student.model) | {"student": _plain(self.recipe.student)}
+        settings = self._training_settings(self.recipe.student.model, self._view_size) | {
+            "student": _plain(self.recipe.student)
+        }
         return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._student_data), run)
 
     def _reference(self) -> Step:
@@ -273,11 +289,10 @@ class Pipeline:
     def _present(self, stage: str) -> tuple[str, ...]:
         return (stage,) if stage in self.plans else ()
 
-    def _training_settings(self, model: recipes.ModelConfig) -> dict[str, Any]:
-        weights = Path(model.weights)
-        digest = digest_and_size(weights) if weights.is_file() else None
+    def _training_settings(self, model: recipes.ModelConfig, view_size: int) -> dict[str, Any]:
         common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self._splits()}
-        return common | {"weights": digest}
+        sides = {"image_size": self._side(model), "view_size": view_size}
+        return common | sides | {"weights": _weights_digest(Path(model.weights))}
 
     def _teacher_cache_key(self) -> dict[str, Any]:
         """All that decides the student's training views and what the teacher says of them; batches only where they mix."""
@@ -286,6 +301,7 @@ class Pipeline:
             "teacher": self.plans["teacher"].fingerprint if "teacher" in self.plans else None,
             "data set": self._student_data,
             "splits": self._splits(),
+            "view_size": self._view_size,
             "augmentation": _plain(augment),
             "seed": self.recipe.seed,
             "library": versions("numpy", "pillow", "timm", "torchvision"),
@@ -297,7 +313,7 @@ class Pipeline:
     def _splits(self) -> dict[str, Any]:
         data = self.recipe.data
         shares = {"split_seed": data.split_seed, "tune_fraction": data.tune_fraction, "train_images": data.train_images}
-        return shares | {"image_size": self.image_size, "skip_bad_images": data.skip_bad_images}
+        return shares | {"skip_bad_images": data.skip_bad_images}
 
     def _limits(self, request: recipes.TargetRequest) -> recipes.Limits:
         """The recipe's limits with the target's own latency limits laid over them."""
@@ -329,35 +345,53 @@ class Pipeline:
         return self.source.gate_fingerprint()
 
     @property
-    def _models(self) -> list[recipes.ModelConfig]:
-        teacher = [self.recipe.teacher.model] if self.recipe.teacher else []
-        return [*teacher, self.recipe.student.model]
+    def _parts(self) -> dict[str, recipes.TeacherConfig | recipes.StudentConfig]:
+        teacher = {} if self.recipe.teacher is None else {"teacher": self.recipe.teacher}
+        return {**teacher, "student": self.recipe.student}
+
+    def _side(self, model: recipes.ModelConfig) -> int:
+        return model.image_size or self.image_size
+
+    @property
+    def _view_size(self) -> int:
+        """Side of the view that teacher and student share: the larger of theirs."""
+        return max(self._side(part.model) for part in self._parts.values())
 
     @cached_property
     def image_size(self) -> int:
-        """The recipe's, or the data set's own side, enlarged to what the patches divide and to 4×4 tokens at least."""
+        """Side of the input of the models that have none of their own: the recipe's, or the data set's own side,
+        enlarged to what the patches divide and to 4×4 tokens at least."""
         if self.recipe.data.image_size is not None:
             return self.recipe.data.image_size
-        step = lcm(*(reduction(model) for model in self._models))
+        step = lcm(*(reduction(part.model) for part in self._parts.values() if part.model.image_size is None))
         return step * max(TOKENS_PER_SIDE, -(-self.source.native_size // step))
 
     @cached_property
     def material(self) -> Any:
         """The images and their splits, read when the first stage needs them."""
         from vit_edge.data import material
-        from vit_edge.stages.preflight import check_models
+        from vit_edge.stages import preflight
 
         found = material.load(self.recipe.data, self.image_size, self.data_dir)
         counts = ", ".join(f"{count} {name}" for name, count in found.summary().items())
-        say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes at {self.image_size} px: {counts}")
+        say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes: {counts}")
         self._warn_of_margin(len(found.splits.gate))
         if len(found.splits.calibration) < self.recipe.int8.minimum_images:
-            say(
-                f"warning: {len(found.splits.calibration)} calibration images; quantizing needs "
-                f"{self.recipe.int8.minimum_images} at least (int8.minimum_images) and will be refused"
-            )
-        check_models(self._models, len(found.classes), self.image_size)
+            self._refuse_to_quantize(len(found.splits.calibration))
+        if "student" not in self.done:
+            for role, part in self._parts.items():
+                preflight.check(role, part, found.classes, self._side(part.model))
         return found
+
+    def _refuse_to_quantize(self, calibration_images: int) -> None:
+        """Before the training, when the run goes on to int8; else a warning: the images may yet be given."""
+        problem = (
+            f"{calibration_images} calibration images: quantizing needs {self.recipe.int8.minimum_images} at least"
+        )
+        fix = "give more training images, raise data.calibration_images, or lower int8.minimum_images"
+        if STAGES.index(self.until) >= STAGES.index("int8"):
+            raise UserError(problem, fix)
+        say(f"warning: {problem} and will be refused; {fix}")
 
     def _warn_of_margin(self, gate_images: int) -> None:
         """A margin that so many images cannot decide is better known before the training than after it."""
@@ -379,6 +413,13 @@ class Pipeline:
 
 def _plain(settings: Any) -> dict[str, Any]:
     return settings.model_dump(mode="json")
+
+
+def _weights_digest(weights: Path) -> Any:
+    """Of a weight file, or of what a folder of weights holds."""
+    if weights.is_dir():
+        return {path.name: digest_and_size(path) for path in sorted(weights.iterdir()) if path.is_file()}
+    return digest_and_size(weights) if weights.is_file() else None
 
 
 def _nvidia_driver() -> str:

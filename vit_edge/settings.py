@@ -50,7 +50,7 @@ def read_yaml(path: Path) -> Any:
 
 def read_value(text: str) -> Any:
     """The plain data of a YAML text. Raises yaml.YAMLError, for a key that is given twice too."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 a SafeLoader
+    return yaml.load(text, Loader=_Loader)
 
 
 class _Loader(yaml.SafeLoader):

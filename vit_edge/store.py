@@ -2,7 +2,7 @@
 
 runs/NAME/STAGE/            a finished stage: its files and stage.json; never changed again
 runs/NAME/STAGE.partial/    a stage being written; a killed one goes on from here
-runs/NAME/superseded/       finished stages whose settings have since changed; found again when they change back
+runs/NAME/superseded/       stages, finished or not, whose settings have since changed; found again when they change back
 """
 
 import hashlib
@@ -23,7 +23,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vit_edge.errors import UserError
+from vit_edge.progress import say
+from vit_edge.settings import read_yaml
 
+RECIPE = "recipe.yaml"
+ELSEWHERE = "give another folder with --out, or delete this one"
 RECORD = "stage.json"
 PLAN = "plan.json"
 RECORDED_PACKAGES = (
@@ -95,11 +99,36 @@ class RunFolder:
         kept.rename(current)
         return current
 
+    def claim(self, name: str) -> None:
+        """Refuses a folder that holds the work of a recipe with another name, or that is no run and not empty."""
+        if not self.folder.is_dir():
+            return
+        recipe = self.folder / RECIPE
+        found = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith(".lock"))
+        if found and not recipe.is_file():
+            raise UserError(f"{self.folder} is not empty and no run: it holds {', '.join(found[:3])}", ELSEWHERE)
+        if not found or not self._holds_work():
+            return
+        values = read_yaml(recipe)
+        other = values.get("name") if isinstance(values, dict) else None
+        if other != name:
+            raise UserError(f"{self.folder} holds the run {other!r}, not {name!r}", ELSEWHERE)
+
     def begin(self, plan: Plan) -> Path:
-        """The folder to write the stage into: empty, or with what a killed attempt of the very same plan left."""
+        """The folder to write the stage into: empty, or with what a killed attempt of the very same plan left.
+
+        What an attempt of another plan left is kept until its settings come back, and said.
+        """
         partial = self._partial(plan)
-        if _read_json(partial / PLAN).get("fingerprint") != plan.fingerprint:
-            shutil.rmtree(partial, ignore_errors=True)
+        if _read_json(partial / PLAN).get("fingerprint") == plan.fingerprint:
+            return partial
+        self._put_aside(plan.stage, partial)
+        kept = self._superseded(plan.stage, f"{plan.fingerprint}.partial")
+        if (kept / PLAN).is_file():
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            kept.rename(partial)
+            say(f"{plan.stage}: its settings are back, so it goes on from where it was stopped with them")
+        else:
             partial.mkdir(parents=True)
             write_json(partial / PLAN, {"fingerprint": plan.fingerprint})
         return partial
@@ -142,6 +171,25 @@ class RunFolder:
 
     def _superseded(self, stage: str, fingerprint: str) -> Path:
         return self.folder / "superseded" / f"{stage.replace('/', '-')}-{fingerprint}"
+
+    def _holds_work(self) -> bool:
+        """Whether a stage is finished, or has got further than its beginning."""
+        written = (path for partial in self.folder.rglob("*.partial") for path in partial.rglob("*"))
+        return any(self.folder.rglob(RECORD)) or any(path.name != PLAN for path in written)
+
+    def _put_aside(self, stage: str, partial: Path) -> None:
+        """Keeps an unfinished stage under the fingerprint of its own plan; one that has only begun is deleted."""
+        own = _read_json(partial / PLAN).get("fingerprint")
+        if own is None or all(path.name == PLAN for path in partial.iterdir()):
+            shutil.rmtree(partial, ignore_errors=True)
+            return
+        kept = self._superseded(stage, f"{own}.partial")
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial.rename(kept)
+        say(
+            f"{stage}: begun with other settings, and starts anew; what was done is kept and goes on if they change back"
+        )
 
     def _supersede(self, current: Path) -> None:
         if not current.exists():

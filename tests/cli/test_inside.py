@@ -1,10 +1,12 @@
 """inspect, probe and convert as a user types them, and files that are not the weights they seem to be."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -12,11 +14,12 @@ from safetensors.torch import load_file
 from tests.cli.test_build import Cli, refused, vit_edge  # noqa: F401
 from tests.models.test_weight_files import RunsCode
 from vit_edge.models import classifier as models
-from vit_edge.models import zoo
+from vit_edge.models import origin, zoo
 from vit_edge.recipe import ModelConfig
 
 CONFIG = ModelConfig(name="vit_ti16", width=48, depth=2, heads=3, patch_size=8)
 NAMED = ["--data", "digits", "--image-size", "32", "--device", "cpu"]
+TOLD = ["--set", "mean=[0.5,0.5,0.5]", "--set", "std=[0.5,0.5,0.5]"]
 
 
 @pytest.fixture
@@ -26,7 +29,9 @@ def saved(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     backbone = zoo.create(CONFIG, 10, 32)
-    models.save(folder, models.Classifier(backbone, zoo.preprocessing(CONFIG, 32)), CONFIG, [str(k) for k in range(10)])
+    models.save(
+        folder, models.Classifier(backbone, origin.preprocessing(CONFIG, 32)), CONFIG, [str(k) for k in range(10)]
+    )
     return folder
 
 
@@ -56,7 +61,7 @@ def test_probe_prints_its_table(vit_edge: Cli, saved: Path) -> None:  # noqa: F8
     code, out, err = vit_edge("probe", "vit_ti16", "--weights", "none", "--shots", "2", "--draws", "2", *NAMED)
     assert code == 0, err
     assert "spread" in out
-    assert "2 draws, ridge 1, 192 features, 90 test images" in out
+    assert "2 draws, ridge 1024, 192 features, 90 test images" in out
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,9 @@ def test_probe_prints_its_table(vit_edge: Cli, saved: Path) -> None:  # noqa: F8
         (["probe", "MODEL", "--ridge", "0"], "penalty = 0.0", "penalty"),
         (["probe", "MODEL", "--weights", "none"], "--weights has no effect", "leave it out"),
         (["inspect", "MODEL", "--image-size", "64"], "--image-size has no effect", "leave it out"),
+        (["inspect", "MODEL", "--set", "crop=0.9"], "--set has no effect", "leave it out"),
+        (["inspect", "MODEL/model.safetensors"], "is a file, and the model in it has no name", "--weights FILE"),
+        (["probe", "vit_ti16", "--weights", "none", "--set", "colour=1", *NAMED], "unknown key 'colour'", "known keys"),
         (["convert", "none.pth", "w.safetensors"], "there is no weight file none.pth", "existing file"),
         (["convert", "MODEL", "w.pth"], "does not end with .safetensors", "w.safetensors"),
         (["convert", "MODEL", "MODEL/model.safetensors"], "exists already", "another name"),
@@ -105,7 +113,8 @@ def test_converted_weights_load(vit_edge: Cli, saved: Path, tmp_path: Path) -> N
     assert vit_edge("convert", "w.pth", "w.safetensors")[0] == 0
     with safe_open(tmp_path / "w.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
-    code, _, err = vit_edge("inspect", "vit_ti16", "--weights", "w.safetensors", *NAMED)
+    refused(vit_edge("inspect", "vit_ti16", "--weights", "w.safetensors", *NAMED), "is not known", "--set mean=[0.5,")
+    code, _, err = vit_edge("inspect", "vit_ti16", "--weights", "w.safetensors", *NAMED, *TOLD)
     assert code == 0, err
     assert "in timm's layout from w.safetensors" in err
 
@@ -115,9 +124,14 @@ def broken(kind: str, path: Path, saved: Path) -> None:
     if kind == "truncated":
         path.write_bytes((saved / "model.safetensors").read_bytes()[:-3000])
     elif kind == "code":
-        torch.save({"model": {"a": torch.ones(2)}, "extra": RunsCode(path.parent / "trace")}, path)
+        path.write_bytes(pickle.dumps({"model": {"a": torch.ones(2)}, "extra": RunsCode(path.parent / "trace")}))
     elif kind == "other":
         torch.save(zoo.create(ModelConfig(name="vit_s16", depth=12), 10, 32).state_dict(), path)
+    elif kind == "resnet":
+        torch.save(timm.create_model("resnet18", num_classes=10).state_dict(), path)
+    elif kind == "part":
+        state = zoo.create(ModelConfig(name="vit_ti16"), 10, 32).state_dict()
+        torch.save({key: tensor for key, tensor in state.items() if "qkv.bias" not in key}, path)
     elif kind == "nan":
         state = zoo.create(ModelConfig(name="vit_ti16"), 10, 32).state_dict()
         state["norm.bias"][0] = torch.nan
@@ -134,8 +148,10 @@ def broken(kind: str, path: Path, saved: Path) -> None:
         ("empty", "is empty (0 bytes)", "download the file again"),
         ("html", "is a web page", "the file itself"),
         ("lfs", "Git LFS pointer", "git lfs pull"),
-        ("code", "code in the file would run", "if you trust the file"),
+        ("code", "bad.pth wants to run code when it is loaded: posix.system", "save_file(model.state_dict()"),
         ("other", "does not fit vit_ti16", "the file holds a vit_s16"),
+        ("resnet", "does not fit vit_ti16", "it looks like a ResNet"),
+        ("part", "nothing for 12 of 150: blocks.0.attn.qkv.bias", "save the whole model.state_dict()"),
         ("nan", "NaN or infinite weights: norm.bias", "an earlier checkpoint"),
     ],
 )
@@ -143,8 +159,9 @@ def test_what_is_no_weights_is_two_lines(
     vit_edge: Cli, saved: Path, tmp_path: Path, kind: str, problem: str, fix: str  # noqa: F811
 ) -> None:  # fmt: skip
     broken(kind, tmp_path / "bad.pth", saved)
-    refused(vit_edge("inspect", "vit_ti16", "--weights", "bad.pth", *NAMED), problem, fix)
-    if kind != "other":
+    for command in ("inspect", "probe"):
+        refused(vit_edge(command, "vit_ti16", "--weights", "bad.pth", *NAMED, *TOLD), problem, fix)
+    if kind not in ("other", "resnet", "part"):
         refused(vit_edge("convert", "bad.pth", "w.safetensors"), problem, fix)
     assert not (tmp_path / "trace").exists()
     assert not (tmp_path / "w.safetensors").exists()

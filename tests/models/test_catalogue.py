@@ -18,7 +18,7 @@ def test_a_line_counts_at_its_size():
     assert (native.family, native.image_size, smaller.image_size) == ("timm resnet", 224, 112)
     assert native.multiply_adds == pytest.approx(1.82e9, rel=0.01)
     assert smaller.multiply_adds == pytest.approx(native.multiply_adds / 4, rel=0.1)
-    assert catalogue.listed("vit_ti16").multiply_adds == pytest.approx(1.26e9, rel=0.01)
+    assert catalogue.listed("vit_ti16").multiply_adds == pytest.approx(1.17e9, rel=0.01)
 
 
 def test_a_size_that_does_not_fit_says_why_in_a_line():

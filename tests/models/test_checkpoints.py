@@ -14,7 +14,7 @@ from torchvision.models import VisionTransformer as TorchvisionViT
 
 from tests.models.foreign import as_jax, as_jax_resnet, as_transformers_4
 from vit_edge.errors import UserError
-from vit_edge.models import zoo
+from vit_edge.models import origin, zoo
 from vit_edge.models.checkpoints import load_weights
 from vit_edge.models.classifier import Classifier, save
 from vit_edge.recipe import ModelConfig
@@ -63,7 +63,7 @@ def assert_same(model: nn.Module, expected: nn.Module, images=IMAGES) -> None:
 
 def test_our_own_folder(tmp_path):
     model = ours()
-    save(tmp_path, Classifier(model, zoo.preprocessing(CONFIG, 32)), CONFIG, [str(i) for i in range(7)])
+    save(tmp_path, Classifier(model, origin.preprocessing(CONFIG, 32)), CONFIG, [str(i) for i in range(7)])
     assert_same(loaded(tmp_path)[0], model)
     assert_same(loaded(tmp_path / "model.safetensors")[0], model)
 
@@ -266,7 +266,7 @@ def test_a_pre_training_head_goes_with_the_head_it_belongs_to(tmp_path):
     ("config", "problem", "fix"),
     [
         ({"width": 96, "heads": 3}, "another shape: cls_token 1×1×48, expected 1×1×96", "width 48, depth 2"),
-        ({"depth": 3}, "nothing for blocks.2.norm1.weight", "depth 2"),
+        ({"depth": 3}, "nothing for 12 of 42: blocks.2.norm1.weight", "depth 2"),
         ({"depth": 1}, "no place for blocks.1.norm1.weight", "depth 2"),
         ({"patch_size": 16}, "patch_embed.proj.weight 48×3×8×8, expected 48×3×16×16", "patch_size 8"),
     ],
@@ -312,11 +312,16 @@ def test_nan_weights_are_refused(tmp_path):
     assert "NaN or infinite weights: blocks.1.mlp.fc1.weight" in refusal(tmp_path / "nan.pth").problem
 
 
-def test_the_normalisation_follows_the_files_layout(tmp_path):
-    theirs = TorchvisionViT(32, patch_size=8, num_layers=2, num_heads=3, hidden_dim=48, mlp_dim=192)
-    torch.save(theirs.state_dict(), tmp_path / "vit.pth")
-    config = CONFIG.model_copy(update={"weights": str(tmp_path / "vit.pth")})
-    assert zoo.preprocessing(config, 32).mean == (0.485, 0.456, 0.406)
-    np.savez(tmp_path / "vit.npz", **as_jax(ours().state_dict(), heads=3))
-    config = DEIT.model_copy(update={"weights": str(tmp_path / "vit.npz")})
-    assert zoo.preprocessing(config, 32).mean == (0.5, 0.5, 0.5)
+@pytest.mark.parametrize(
+    ("left", "problem"),
+    [
+        (lambda key: "qkv.bias" not in key, "nothing for 2 of 30: blocks.0.attn.qkv.bias, blocks.1.attn.qkv.bias"),
+        (lambda key: key.startswith(("patch", "blocks.0", "blocks.1.norm1")), "nothing for"),
+    ],
+)
+def test_a_part_of_a_model_is_told_from_another_geometry(tmp_path, left, problem):
+    torch.save({key: tensor for key, tensor in ours().state_dict().items() if left(key)}, tmp_path / "part.pth")
+    error = refusal(tmp_path / "part.pth")
+    assert problem in error.problem
+    assert "agree, in timm's layout: the file is a part (a shard, an adapter)" in error.fix
+    assert "save the whole model.state_dict()" in error.fix

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vit_edge.errors import UserError
-from vit_edge.models import zoo
+from vit_edge.models import origin, zoo
 from vit_edge.models.card import read_card
 from vit_edge.models.classifier import Classifier, load, save
 from vit_edge.preprocess import Preprocessing
@@ -54,7 +54,7 @@ def test_a_saved_model_comes_back_the_same(tmp_path):
 
 def test_a_saved_timm_model_comes_back_the_same(tmp_path):
     config = ModelConfig(name="mobilenetv3_small_050")
-    model = Classifier(zoo.create(config, 3, 32), zoo.preprocessing(config, 32))
+    model = Classifier(zoo.create(config, 3, 32), origin.preprocessing(config, 32))
     model.train()(pixels(32).repeat(4, 1, 1, 1))
     save(tmp_path, model.eval(), config, CLASSES)
     loaded = load(tmp_path).classifier
@@ -73,7 +73,7 @@ def test_the_card_does_not_depend_on_where_the_weights_came_from(tmp_path):
 def test_weights_of_a_saved_model_bring_its_preprocessing(tmp_path):
     save(tmp_path, classifier(), CONFIG, CLASSES)
     config = CONFIG.model_copy(update={"weights": str(tmp_path / "model.safetensors")})
-    found = zoo.preprocessing(config, 64)
+    found = origin.preprocessing(config, 64)
     assert found == classifier().preprocessing.model_copy(update={"image_size": 64})
 
 
@@ -112,7 +112,7 @@ def test_a_broken_saved_model_is_refused(tmp_path, damage, problem):
 
 def test_attention_of_timms_models_can_be_made_explicit():
     config = ModelConfig(name="vit_tiny_patch16_224")
-    model = Classifier(zoo.create(config, 3, 32), zoo.preprocessing(config, 32)).eval()
+    model = Classifier(zoo.create(config, 3, 32), origin.preprocessing(config, 32)).eval()
     fused = model(pixels())
     model.set_fused_attention(False)
     assert not model.backbone.blocks[0].attn.fused_attn
@@ -122,7 +122,7 @@ def test_attention_of_timms_models_can_be_made_explicit():
 @pytest.mark.parametrize("name", ["deit_ti16", "mobilenetv3_small_050", "swin_tiny_patch4_window7_224"])
 def test_exports_from_pixels_with_any_batch(name):
     config = ModelConfig(name=name, depth=1 if name in zoo.OURS else None)
-    model = Classifier(zoo.create(config, 3, 64), zoo.preprocessing(config, 64)).eval()
+    model = Classifier(zoo.create(config, 3, 64), origin.preprocessing(config, 64)).eval()
     model.set_fused_attention(False)
     batch = {0: torch.export.Dim("batch", min=1, max=64)}
     exported = torch.export.export(model, (pixels(64),), dynamic_shapes=(batch,), strict=False).module()

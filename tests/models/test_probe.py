@@ -5,6 +5,8 @@ import pytest
 import timm
 import torch
 from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from vit_edge.data.datasets import ArrayImages
 from vit_edge.errors import UserError
@@ -23,6 +25,18 @@ def test_equals_scikit_learns_ridge(count, penalty):
     weights_DK, intercept_K = probe.ridge(features_ND, targets_NK, penalty)
     np.testing.assert_allclose(weights_DK, expected.coef_.T, atol=1e-5)
     np.testing.assert_allclose(intercept_K, expected.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [12, 200])
+def test_the_probe_equals_scikit_learns_ridge_on_standardised_features(count):
+    random = np.random.default_rng(0)
+    scales_D = 10.0 ** random.uniform(-3, 3, 40)
+    train_ND, test_ND = (random.normal(size=(n, 40)) * scales_D + scales_D for n in (count, 500))
+    labels_N, test_labels_N = random.integers(0, 4, count), random.integers(0, 4, 500)
+    theirs = make_pipeline(StandardScaler(), Ridge(alpha=1024)).fit(train_ND, np.eye(4)[labels_N])
+    expected = float((theirs.predict(test_ND).argmax(axis=1) == test_labels_N).mean())
+    found = probe.few_shot(train_ND, labels_N, test_ND, test_labels_N, classes=4, penalty=1024)
+    assert found == pytest.approx(expected, abs=0.005)
 
 
 def test_draws_are_of_each_class_nested_and_repeatable():

@@ -1,5 +1,7 @@
 """Files that are no weights, or not whole, or would run code: two lines each, and nothing runs."""
 
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ class RunsCode:
         self.path = path
 
     def __reduce__(self):
-        return (open, (str(self.path), "w"))
+        return (os.system, (f"touch {self.path}",))
 
 
 def refusal(path: Path) -> UserError:
@@ -61,25 +63,40 @@ def test_truncated_files(tmp_path, name):
     assert "truncated" in refusal(path).problem
 
 
-def test_a_pickle_that_would_run_code_is_refused_and_does_not_run_it(tmp_path):
-    trace = tmp_path / "trace"
-    torch.save({"model": {"a": torch.ones(2)}, "extra": RunsCode(trace)}, tmp_path / "bad.pth")
-    error = refusal(tmp_path / "bad.pth")
-    assert "holds a io.open beside tensors" in error.problem
-    assert "weights_only=False" in error.fix
+@pytest.mark.parametrize("kind", ["zip", "zip 4", "old", "raw 0", "raw 2", "raw 4", "raw 5"])
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run_it(tmp_path, recwarn, kind):
+    path, trace = tmp_path / "bad.pth", tmp_path / "trace"
+    content, (how, _, protocol) = {"model": {"a": torch.ones(2)}, "extra": RunsCode(trace)}, kind.partition(" ")
+    if how == "raw":
+        path.write_bytes(pickle.dumps(content, protocol=int(protocol)))
+    else:
+        torch.save(
+            content, path, pickle_protocol=int(protocol or 2), _use_new_zipfile_serialization=how == "zip"
+        )  # fmt: skip
+    error = refusal(path)
+    assert f"{path} wants to run code when it is loaded: posix.system" in error.problem
+    assert "save_file(model.state_dict()" in error.fix
     assert not trace.exists()
+    assert not recwarn.list
 
 
 def test_a_whole_pickled_model_is_refused_with_the_way_to_convert_it(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pth")
     error = refusal(tmp_path / "model.pth")
-    assert "torch.nn.modules.linear.Linear" in error.problem
+    assert "wants to run code when it is loaded: torch.nn.modules.linear.Linear" in error.problem
+    assert "state_dict()" in error.fix
+
+
+def test_tensors_in_a_pickle_that_torch_cannot_read_safely_are_refused_as_such(tmp_path):
+    (tmp_path / "w.pth").write_bytes(pickle.dumps({"a": torch.ones(2)}))
+    error = refusal(tmp_path / "w.pth")
+    assert "wants to run code when it is loaded: torch" in error.problem
     assert "state_dict()" in error.fix
 
 
 def test_an_archive_with_objects_is_refused(tmp_path):
     np.savez(tmp_path / "w.npz", a=np.array([{}], dtype=object))
-    assert "plain NumPy arrays" in refusal(tmp_path / "w.npz").problem
+    assert "arrays of Python objects: to load them, code in the file would run" in refusal(tmp_path / "w.npz").problem
 
 
 def test_a_checkpoint_without_a_state_dict_says_what_it_holds(tmp_path):

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from vit_edge.errors import UserError
-from vit_edge.models import catalogue, zoo
+from vit_edge.models import catalogue, origin, zoo
 from vit_edge.models.classifier import multiply_adds
 from vit_edge.models.vit import VisionTransformer
 from vit_edge.recipe import ModelConfig
@@ -101,16 +101,16 @@ def test_mistakes_are_named_with_their_fix(settings, image_size, problem, fix):
 
 
 def test_preprocessing_from_scratch_takes_the_whole_image():
-    ours = zoo.preprocessing(ModelConfig(name="vit_ti16"), 28)
+    ours = origin.preprocessing(ModelConfig(name="vit_ti16"), 28)
     assert (ours.image_size, ours.crop, ours.mean, ours.std) == (28, 1.0, (0.5,) * 3, (0.5,) * 3)
-    cnn = zoo.preprocessing(ModelConfig(name="resnet18"), 28)
+    cnn = origin.preprocessing(ModelConfig(name="resnet18"), 28)
     assert (cnn.crop, cnn.mean) == (1.0, (0.485, 0.456, 0.406))
 
 
 def test_preprocessing_of_published_weights_is_timms():
-    ours = zoo.preprocessing(ModelConfig(name="vit_b16", weights="pretrained"), 224)
+    ours = origin.preprocessing(ModelConfig(name="vit_b16", weights="pretrained"), 224)
     assert (ours.crop, ours.mean, ours.interpolation) == (0.9, (0.5,) * 3, "bicubic")
-    deit = zoo.preprocessing(ModelConfig(name="deit_ti16", weights="pretrained"), 224)
+    deit = origin.preprocessing(ModelConfig(name="deit_ti16", weights="pretrained"), 224)
     assert (deit.crop, deit.mean) == (0.9, (0.485, 0.456, 0.406))
 
 
@@ -120,7 +120,8 @@ def test_multiply_adds_equal_a_count_by_hand():
     assert model.config.heads == heads
     linear = tokens * (3 * width * width + width * width + 2 * width * 4 * width)
     attention = 2 * tokens * tokens * width
-    expected = 16 * 3 * patch * patch * width + depth * (linear + attention) + width * classes
+    last = tokens * 2 * width * width + 2 * width * width + 2 * width * 4 * width + 2 * tokens * width
+    expected = 16 * 3 * patch * patch * width + (depth - 1) * (linear + attention) + last + width * classes
     assert multiply_adds(model, 32) == expected
     model.set_fused_attention(False)
     assert multiply_adds(model, 32) == expected
@@ -140,9 +141,9 @@ def test_native_image_size_is_the_weights_own():
 def test_our_models_need_no_timm():
     code = (
         "import sys; sys.modules['timm'] = None\n"
-        "from vit_edge.models import zoo\n"
+        "from vit_edge.models import origin, zoo\n"
         "from vit_edge.recipe import ModelConfig\n"
         "config = ModelConfig(name='vit_ti16', depth=1)\n"
-        "zoo.create(config, 10, 32), zoo.preprocessing(config, 32)\n"
+        "zoo.create(config, 10, 32), origin.preprocessing(config, 32)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,5 +1,6 @@
 """Commands that build: each makes a recipe out of its options and runs the pipeline up to its own stage."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,7 @@ def run(
     """Run a recipe: teacher, student, reference, int8, export, gate. Finished stages are not run again."""
     from vit_edge import recipe as recipes
 
-    overrides = dict(recipes.parse_override(text) for text in set_ or [])
-    recipe = recipes.load(_recipe_path(pipeline), overrides)
+    recipe = recipes.load(_recipe_path(pipeline), options.overrides(set_))
     pipeline = _run(
         recipe, out, until, device, data_dir, start=from_, teacher_cache=teacher_cache, tensorboard=tensorboard
     )
@@ -47,14 +47,18 @@ def train(
     batch_size: options.BatchSize = None,
     image_size: options.ImageSize = None,
     skip_bad_images: options.SkipBad = False,
+    set_: options.Set = None,
     tensorboard: options.TensorBoard = False,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
     """Train or fine-tune one model on labels alone. `quantize`, `export` and `distill --teacher RUN` go on from it."""
     values = _base(data, seed, image_size, skip_bad_images)
-    values |= {"teacher": None, "student": _part(model, weights, epochs, batch_size) | {"distillation": None}}
-    recipe = _recipe(values, f"{_label(model)}-{_label(values['data']['spec'])}")
+    values |= {
+        "teacher": None,
+        "student": _part(model, weights, epochs, batch_size, image_size) | {"distillation": None},
+    }
+    recipe = _recipe(values, [model], set_)
     pipeline = _run(recipe, out, "student", device, data_dir, tensorboard=tensorboard)
     _report_model(pipeline, "student")
 
@@ -74,6 +78,7 @@ def distill(
     batch_size: options.BatchSize = None,
     image_size: options.ImageSize = None,
     skip_bad_images: options.SkipBad = False,
+    set_: options.Set = None,
     teacher_cache: options.TeacherCache = None,
     tensorboard: options.TensorBoard = False,
     device: options.Device = None,
@@ -84,11 +89,9 @@ def distill(
     values["teacher"] = _part(teacher, teacher_weights, epochs, batch_size)
     if values["teacher"]["model"].get("weights", "none") not in ("none", "pretrained"):
         values["teacher"]["training"] = None
-    values["student"] = _part(student, None, epochs, batch_size)
-    name = f"{_label(teacher)}-{_label(student)}-{_label(values['data']['spec'])}"
-    pipeline = _run(
-        _recipe(values, name), out, "student", device, data_dir, teacher_cache=teacher_cache, tensorboard=tensorboard
-    )
+    values["student"] = _part(student, None, epochs, batch_size, image_size)
+    recipe = _recipe(values, [teacher, student], set_)
+    pipeline = _run(recipe, out, "student", device, data_dir, teacher_cache=teacher_cache, tensorboard=tensorboard)
     _report_model(pipeline, "teacher")
     _report_model(pipeline, "student")
 
@@ -234,15 +237,15 @@ def _continue(
             "teacher": None,
             "student": _part(str(folder), None, None, None) | {"training": None, "distillation": None},
         }
-        recipe = _recipe(values, f"{_label(str(folder))}-{_label(values['data']['spec'])}")
+        recipe = _recipe(values, [str(folder)])
         folder = RUNS / recipe.name
     typer.echo(f"run: {folder}", err=True)
     only = None
     if targets is not None:
-        only = tuple(profiles.load(name).name for name in targets)
-        asked = [recipes.TargetRequest(name=name) for name in targets]
+        asked = {profiles.load(name).name: recipes.TargetRequest(name=name) for name in targets}
         known = {profiles.load(request.name).name for request in recipe.targets}
-        added = tuple(request for request in asked if profiles.load(request.name).name not in known)
+        added = tuple(request for name, request in asked.items() if name not in known)
+        only = tuple(asked)
         recipe = recipe.model_copy(update={"targets": recipe.targets + added})
     pipeline = Pipeline(recipe, folder, device, data_dir, only=only)
     pipeline.run(until)
@@ -285,10 +288,17 @@ def _base(data: str | None, seed: int | None, image_size: int | None, skip_bad_i
     return {"data": given} | ({} if seed is None else {"seed": seed})
 
 
-def _part(model: str, weights: str | None, epochs: int | None, batch_size: int | None) -> dict[str, Any]:
-    """The recipe's teacher or student: a model by name, or one that a run or a folder holds."""
+def _part(
+    model: str, weights: str | None, epochs: int | None, batch_size: int | None, image_size: int | None = None
+) -> dict[str, Any]:
+    """The recipe's teacher or student: a model by name, or one that a run or a folder holds.
+
+    image_size: the command's, which a saved model that is trained further takes; else it keeps its own.
+    """
     training = {key: value for key, value in (("epochs", epochs), ("batch_size", batch_size)) if value is not None}
     part: dict[str, Any] = {"model": _model(model)}
+    if image_size is not None:
+        part["model"]["image_size"] = None
     if weights is not None:
         part["model"]["weights"] = weights
     return part | ({"training": training} if training else {})
@@ -300,18 +310,27 @@ def _model(name: str) -> dict[str, Any]:
     found = saved_in(Path(name))
     if found is None:
         return {"name": name}
-    return read_card(found).model.model_dump(mode="json") | {"weights": str(found / "model.safetensors")}
+    card = read_card(found)
+    own = {"weights": str(found / "model.safetensors"), "image_size": card.preprocessing.image_size}
+    return card.model.model_dump(mode="json") | own
 
 
-def _recipe(values: dict[str, Any], name: str) -> Any:
-    from vit_edge.recipe import Recipe
+def _recipe(values: dict[str, Any], models: list[str], set_: list[str] | None = None) -> Any:
+    """The recipe with what `--set` changes laid over it, called by its models and its data where nothing names it."""
+    from vit_edge.recipe import Recipe, laid_over
     from vit_edge.settings import parse
 
-    return parse(Recipe, {"name": name} | values, "command line")
+    recipe = parse(Recipe, laid_over({"name": "unnamed"} | values, options.overrides(set_)), "command line")
+    if recipe.name != "unnamed":
+        return recipe
+    return recipe.model_copy(update={"name": "-".join(map(_label, [*models, recipe.data.spec]))})
 
 
 def _label(text: str) -> str:
-    return Path(text.rstrip("/").replace(":", "/")).name
+    """A word for a model or a data set: the last part of its path, with the run's where that is but a stage."""
+    path = Path(text.replace(":", "/")).resolve()
+    parts = path.parts[-2:] if path.name in ("teacher", "student") else path.parts[-1:]
+    return re.sub(r"[^\w.+-]+", "-", "-".join(parts))
 
 
 def _report_model(pipeline: Any, stage: str) -> None:

@@ -13,9 +13,17 @@ ModelArgument = Annotated[
 ]
 Weights = Annotated[str | None, typer.Option("--weights", help="For a name: pretrained, none, or a file of weights.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
+ModelSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="For a name: mean, std, patch_size or another setting; repeatable."
+    ),
+]
 Shots = Annotated[str | None, typer.Option("--shots", metavar="N,N,…", help="Training images of each class.")]
 Draws = Annotated[int | None, typer.Option("--draws", help="Random choices of the training images.")]
-Penalty = Annotated[float | None, typer.Option("--ridge", metavar="λ", help="Weight of the penalty ‖W‖².")]
+Penalty = Annotated[
+    float | None, typer.Option("--ridge", metavar="λ", help="Weight of the penalty ‖W‖², on standardised features.")
+]
 
 
 def inspect(
@@ -25,6 +33,7 @@ def inspect(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the figures; default: inspect/MODEL.")] = None,
     as_json: AsJson = False,
     image_size: options.ImageSize = None,
+    set_: ModelSet = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -33,7 +42,10 @@ def inspect(
     from vit_edge.stages import subject
 
     folder = out or Path("inspect") / Path(model).resolve().name
-    found = subject.load(model, weights=weights, data=data, image_size=image_size, data_dir=data_dir)
+    found = subject.load(
+        model, weights=weights, data=data, image_size=image_size, data_dir=data_dir,
+        settings=options.overrides(set_),
+    )  # fmt: skip
     numbers = stage.run(folder, found, device)
     if as_json:
         typer.echo(json.dumps(numbers))
@@ -52,6 +64,7 @@ def probe(
     as_json: AsJson = False,
     image_size: options.ImageSize = None,
     seed: options.Seed = None,
+    set_: ModelSet = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -63,7 +76,10 @@ def probe(
 
     given = {"shots": _counts(shots), "draws": draws, "penalty": penalty, "seed": seed}
     config = parse(stage.ProbeConfig, {key: value for key, value in given.items() if value is not None}, "command line")
-    found = subject.load(model, weights=weights, data=data, image_size=image_size, data_dir=data_dir)
+    found = subject.load(
+        model, weights=weights, data=data, image_size=image_size, data_dir=data_dir,
+        settings=options.overrides(set_),
+    )  # fmt: skip
     table = stage.run(found, config, device)
     if as_json:
         typer.echo(json.dumps(table, indent=2))

@@ -1,7 +1,7 @@
 """Options that several commands share. Their defaults stand in vit_edge/recipe.py."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,3 +37,10 @@ TeacherCache = Annotated[
     Path | None,
     typer.Option("--teacher-cache", help="Where the teacher's logits are kept; default: teacher_cache in the run."),
 ]
+
+
+def overrides(given: list[str] | None) -> dict[str, Any]:
+    """What `--set` gives: dotted key → value."""
+    from vit_edge.recipe import parse_override
+
+    return dict(parse_override(text) for text in given or [])

@@ -1,6 +1,6 @@
 """The images that a run works on: a data set, its splits, and the side of the shared training view."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,12 @@ from vit_edge.recipe import DataConfig
 
 @dataclass(frozen=True)
 class Material:
+    """image_size: side in pixels of the input of a model that has none of its own. view_size: of the training view."""
+
     data: DataSet
     splits: Splits
     image_size: int
+    view_size: int
     unlabelled: EncodedImages | None = None
 
     @property
@@ -26,7 +29,11 @@ class Material:
     @property
     def view(self) -> Preprocessing:
         """How an image becomes the training view that teacher and student share, before augmentation."""
-        return Preprocessing(image_size=self.image_size)
+        return Preprocessing(image_size=self.view_size)
+
+    def seen_at(self, view_size: int) -> "Material":
+        """The same images with a training view of another side."""
+        return replace(self, view_size=view_size)
 
     def student_images(self) -> tuple[Images, np.ndarray]:
         """What the student learns from, and which of them: the unlabelled images, all labelled -1, or the train split."""
@@ -67,4 +74,4 @@ def load(config: DataConfig, image_size: int, data_dir: Path | None) -> Material
     splits = split(len(data.train), len(data.gate), config)
     folder = Path(config.unlabelled).expanduser() if config.unlabelled is not None else None
     unlabelled = datasets.unlabelled(folder, config.skip_bad_images) if folder is not None else None
-    return Material(data, splits, image_size, unlabelled)
+    return Material(data, splits, image_size, image_size, unlabelled)

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 import torch
 
 from vit_edge.errors import UserError
-from vit_edge.models import zoo
+from vit_edge.models import sizes, zoo
 from vit_edge.models.classifier import multiply_adds
 from vit_edge.recipe import ModelConfig
 
@@ -51,14 +51,21 @@ def names(query: str | None = None) -> list[str]:
 
 
 def listed(name: str, image_size: int | None = None) -> Listed:
-    """The line of the model called `name`, at its native size unless another is given. Nothing is computed."""
+    """The line of the model called `name`, at its native size unless another is given. Nothing is computed.
+
+    Ours are counted from their geometry, but for the one with a ResNet; that and timm's by one image without memory.
+    """
     config = ModelConfig(name=name)
     side = image_size or zoo.native_image_size(config)
     proven = proven_int8(name)
     try:
-        with torch.device("meta"):
-            model = zoo.create(config, CLASSES, side)
-        parameters, cost = sum(p.numel() for p in model.parameters()), multiply_adds(model, side)
+        if name in zoo.OURS and name != zoo.RESNET_HYBRID:
+            geometry = zoo.vit_config(config, CLASSES, side)
+            parameters, cost = sizes.parameters(geometry), sizes.multiply_adds(geometry)
+        else:
+            with torch.device("meta"):
+                model = zoo.create(config, CLASSES, side)
+            parameters, cost = sum(p.numel() for p in model.parameters()), multiply_adds(model, side)
     except UserError as err:
         return Listed(name, _family(name), None, None, side, proven, err.problem)
     return Listed(name, _family(name), parameters, cost, side, proven)

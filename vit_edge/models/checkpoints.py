@@ -6,6 +6,7 @@ B batch, T tokens, N patches, D width, K classes.
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,9 +55,10 @@ def load_weights(
     if isinstance(backbone, VisionTransformer):
         tensors = _fitted(tensors, backbone, say)
     heads = _head_names(backbone)
-    _check_places(tensors, backbone, config, path, apart=lambda key: key in heads or key.startswith("pre_logits."))
+    place = Placing(backbone, config, path, layout.name)
+    place.check(tensors, apart=lambda key: key in heads or key.startswith("pre_logits."))
     tensors = _with_head(tensors, backbone, heads, len(classes), role, path, say)
-    _check_places(tensors, backbone, config, path)
+    place.check(tensors)
     weight_files.assign(backbone, tensors)
     check_finite(tensors, path)
     say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
@@ -171,28 +173,64 @@ def _head_names(backbone: nn.Module) -> list[str]:
     return [key for key in backbone.state_dict() if key.rpartition(".")[0] in modules]
 
 
-def _check_places(
-    tensors: Tensors,
-    backbone: nn.Module,
-    config: ModelConfig,
-    path: Path,
-    apart: Callable[[str], bool] = lambda key: False,
-) -> None:
-    """Every tensor has its place and shape, and every place its tensor, but for the names that stand `apart`."""
-    expected = {key: tensor for key, tensor in backbone.state_dict().items() if not apart(key)}
-    given = {key: tensor for key, tensor in tensors.items() if not apart(key)}
-    complaints = {
-        "another shape:": [
-            f"{key} {_shape(tensor)}, expected {_shape(expected[key])}"
-            for key, tensor in given.items()
-            if key in expected and tensor.shape != expected[key].shape
-        ],
-        "no place for": [key for key in given if key not in expected],
-        "nothing for": [key for key in expected if key not in given],
-    }
-    found = [f"{what} {_some(names)}" for what, names in complaints.items() if names]
-    if found:
-        raise UserError(f"{path} does not fit {config.name}: {'; '.join(found)}", _advice(tensors, config))
+@dataclass(frozen=True)
+class Placing:
+    """Where a file's tensors are to go. layout: whose names the file has."""
+
+    backbone: nn.Module
+    config: ModelConfig
+    path: Path
+    layout: str
+
+    def check(self, tensors: Tensors, apart: Callable[[str], bool] = lambda key: False) -> None:
+        """Every tensor has its place and shape, and every place its tensor, but for the names that stand `apart`."""
+        expected = {key: tensor for key, tensor in self.backbone.state_dict().items() if not apart(key)}
+        given = {key: tensor for key, tensor in tensors.items() if not apart(key)}
+        missing = [key for key in expected if key not in given]
+        complaints = {
+            "another shape:": [
+                f"{key} {_shape(tensor)}, expected {_shape(expected[key])}"
+                for key, tensor in given.items()
+                if key in expected and tensor.shape != expected[key].shape
+            ],
+            "no place for": [key for key in given if key not in expected],
+            f"nothing for {len(missing)} of {len(expected)}:": missing,
+        }
+        found = [f"{what} {_some(names)}" for what, names in complaints.items() if names]
+        if found:
+            problem = f"{self.path} does not fit {self.config.name}: {'; '.join(found)}"
+            raise UserError(problem, self._advice(tensors))
+
+    def _advice(self, tensors: Tensors) -> str:
+        """The name and geometry that the file seems to be of; where they are right, that it is not whole."""
+        geometry = _geometry(tensors)
+        if geometry is None:
+            family = next((name for name, part in TELLTALES.items() if any(part in key for key in tensors)), None)
+            looks = f"it looks like {family}: " if family else ""
+            return f"{looks}give the name of the architecture that the file was saved from"
+        width, depth, patch_size = geometry
+        family = "deit" if "dist_token" in tensors else "vit"
+        own = self.backbone.config if isinstance(self.backbone, VisionTransformer) else None
+        if own and geometry == (own.width, own.depth, own.patch_size) and own.distillation_token == (family == "deit"):
+            return (
+                f"width, depth and patch_size agree, in {self.layout}'s layout: the file is a part (a shard, an adapter) "
+                "or a variant of the ViT that timm may have; save the whole model.state_dict(), or find its name with "
+                "`vit-edge models`"
+            )
+        for name, known in zoo.OURS.items():
+            fits = name.startswith(family) and (known.width, known.depth, known.patch_size) == geometry
+            if fits and name != self.config.name:
+                return f"the file holds a {name}: use that name"
+        return f"the file holds a ViT of width {width}, depth {depth}, patch_size {patch_size}: give that geometry"
+
+
+def _geometry(tensors: Tensors) -> tuple[int, int, int] | None:
+    """Width, depth and patch_size of a ViT; None of what is none."""
+    projection = tensors.get("patch_embed.proj.weight")
+    depth = len({key.split(".")[1] for key in tensors if re.match(r"blocks\.\d+\.", key)})
+    if projection is None or projection.ndim != 4 or not depth:
+        return None
+    return projection.shape[0], depth, projection.shape[-1]
 
 
 def check_finite(tensors: Tensors, path: Path) -> None:
@@ -200,24 +238,6 @@ def check_finite(tensors: Tensors, path: Path) -> None:
     broken = [key for key, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
         raise UserError(f"{path} holds NaN or infinite weights: {_some(broken)}", "use an earlier checkpoint")
-
-
-def _advice(tensors: Tensors, config: ModelConfig) -> str:
-    """The name and geometry that the file seems to be of."""
-    projection = tensors.get("patch_embed.proj.weight")
-    depth = len({key.split(".")[1] for key in tensors if re.match(r"blocks\.\d+\.", key)})
-    if projection is None or projection.ndim != 4 or not depth:
-        family = next((name for name, part in TELLTALES.items() if any(part in key for key in tensors)), None)
-        looks = f"it looks like {family}: " if family else ""
-        return f"{looks}give the name of the architecture that the file was saved from"
-    width, patch_size = projection.shape[0], projection.shape[-1]
-    family = "deit" if "dist_token" in tensors else "vit"
-    for name, geometry in zoo.OURS.items():
-        if name.startswith(family) and (geometry.width, geometry.depth) == (width, depth):
-            patch = "" if geometry.patch_size == patch_size else f" with patch_size {patch_size}"
-            if (name, patch_size) != (config.name, config.patch_size or geometry.patch_size) and not patch:
-                return f"the file holds a {name}: use that name"
-    return f"the file holds a ViT of width {width}, depth {depth}, patch_size {patch_size}: give that geometry"
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -23,10 +23,7 @@ def fetch(name: str, say: Callable[[str], None], *, endpoint: str | None = None,
     endpoint, cache: the hub's address and the cache's folder; default: the hub client's own (HF_ENDPOINT, HF_HOME).
     Raises UserError when none are published or they cannot be fetched.
     """
-    published = zoo.PUBLISHED_AS.get(name, name)
-    config = None if published in zoo.OURS else zoo.published_config(published)
-    if config is None or not config.hf_hub_id:
-        raise UserError(f"no published weights of {name} are known", f"{FROM_A_FILE}, or use a model that has them")
+    config = zoo.published_config(zoo.published_name(name))
     repository = config.hf_hub_id
     files = (config.hf_hub_filename,) if config.hf_hub_filename else FILES
     for file in files:

@@ -84,7 +84,8 @@ class Layout:
     """A state dict in our names; `original` in its own, without wrapping prefixes.
 
     left_out: the names of what is no part of an encoder or its head.
-    imagenet_normalisation: whether the system normalises by ImageNet's mean and deviation; None: its names do not tell.
+    imagenet_normalisation: whether the system normalises by ImageNet's mean and deviation, 0.5 otherwise; None: its names
+    do not tell (transformers has ViTs of Google's and of DINO under the same names).
     """
 
     name: str
@@ -182,7 +183,7 @@ _LAYOUTS: tuple[tuple[str, str, Callable[[Tensors], Tensors], bool | None], ...]
     ("transformers DeiT", r"^deit\.embeddings\.", _from_transformers, True),
     ("transformers DINOv2", r"^dinov2\.embeddings\.", _from_transformers, True),
     ("transformers MAE", r"^decoder\.decoder_pos_embed$", _from_transformers, True),
-    ("transformers ViT", r"^(?:vit\.)?embeddings\.patch_embeddings\.projection\.", _from_transformers, False),
+    ("transformers ViT", r"^(?:vit\.)?embeddings\.patch_embeddings\.projection\.", _from_transformers, None),
     ("MAE", r"^decoder_pos_embed$", _from_self_supervision, True),
     ("DINOv2", r"^mask_token$", _from_self_supervision, True),
     ("DINO", r"^head\.(?:mlp|last_layer)\b", _from_self_supervision, True),

@@ -2,8 +2,9 @@
 
 import argparse
 import pickle
-import re
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vit_edge.errors import UserError
+from vit_edge.models import pickles
 from vit_edge.models.card import WEIGHTS
 
 # Where training programs put the state dict in what they save; the averaged weights, which they evaluate, come first.
@@ -23,10 +25,12 @@ WRAPPERS = (
     "model", "state_dict", "model_state_dict", "module", "net", "network", "student", "encoder",
 )  # fmt: skip
 IN_FOLDERS = (WEIGHTS, "pytorch_model.bin")
+TORN = (OSError, EOFError, RuntimeError, ValueError, KeyError, IndexError, AttributeError, TypeError, AssertionError)
+"""What torch raises for a file that is not whole."""
 DOWNLOAD_AGAIN = "download the file again and compare its size with the source's"
-CONVERT = (
-    "if you trust the file, keep only its tensors: torch.save(torch.load(FILE, weights_only=False)['model'], NEW_FILE), "
-    "or .state_dict() of a whole model"
+TENSORS_ALONE = (
+    "where the model was made, save its tensors alone: `from safetensors.torch import save_file; "
+    "save_file(model.state_dict(), 'model.safetensors')`, or torch.save(model.state_dict(), 'model.pth')"
 )
 
 
@@ -102,7 +106,14 @@ def _read_numpy(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: torch.from_numpy(archive[name]) for name in archive.files}
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as err:
+    except ValueError as err:
+        if "allow_pickle" not in str(err):
+            raise UserError(f"{path} is no archive of plain NumPy arrays: {_one_line(err)}", DOWNLOAD_AGAIN) from err
+        raise UserError(
+            f"{path} holds arrays of Python objects: to load them, code in the file would run",
+            "where it was made, save plain arrays of numbers: numpy.savez('model.npz', **arrays)",
+        ) from err
+    except (OSError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as err:
         raise UserError(f"{path} is no archive of plain NumPy arrays: {_one_line(err)}", DOWNLOAD_AGAIN) from err
 
 
@@ -117,16 +128,15 @@ def _read_torch(path: Path) -> Any:
     """What torch.save wrote. Beside tensors and plain containers only argparse.Namespace, which holds plain values
     and runs nothing, may occur: many training programs keep their arguments there."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as err:
-        needed = re.search(r"GLOBAL ([\w.]+)", str(err))
-        if needed is None:
-            raise UserError(f"{path} is truncated or no weight file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
-        raise UserError(
-            f"{path} holds a {needed[1]} beside tensors: to load it, code in the file would run", CONVERT
-        ) from err
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, IndexError, UnicodeDecodeError) as err:
+        if called := pickles.calls(path):
+            more = f" (and {len(called) - 1} more)" if len(called) > 1 else ""
+            raise UserError(f"{path} wants to run code when it is loaded: {called[0]}{more}", TENSORS_ALONE) from err
+        raise UserError(f"{path} is truncated or no weight file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
+    except TORN as err:
         raise UserError(f"{path} is truncated or no weight file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +15,8 @@ from torch import nn
 from torch.func import functional_call
 
 from vit_edge.errors import UserError, unknown
-from vit_edge.models import layouts, weight_files
-from vit_edge.models.card import CARD, read_card
+from vit_edge.models import sizes
 from vit_edge.models.vit import ConvStem, VisionTransformer, ViTConfig
-from vit_edge.preprocess import RESAMPLING, Preprocessing
 from vit_edge.recipe import ModelConfig
 
 RESNET_HYBRID = "r50_vit_b16"
@@ -54,9 +51,12 @@ PUBLISHED_AS = {
     "deit_b16": "deit_base_distilled_patch16_224",
     RESNET_HYBRID: "vit_base_r50_s16_384",
 }
-# Whose preprocessing a file for one of our unpublished names is given.
-SIBLING = "vit_base_patch16_224"
-HALF = (0.5, 0.5, 0.5)
+# Others of timm's names whose tensors have the very same names and shapes.
+SAME_TENSORS = {
+    "vit_ti16": "deit_tiny_patch16_224",
+    "vit_s16": "deit_small_patch16_224",
+    "vit_b16": "deit_base_patch16_224",
+}
 GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout")
 
 
@@ -106,6 +106,8 @@ def known_names() -> list[str]:
 def native_image_size(config: ModelConfig) -> int:
     """Side in pixels of the input that the architecture, or its published weights where they are asked for, is for."""
     check_name(config.name)
+    if config.image_size is not None:
+        return config.image_size
     if config.name in OURS and (config.weights == "none" or config.name not in PUBLISHED_AS):
         return OURS[config.name].image_size
     return published_config(PUBLISHED_AS.get(config.name, config.name)).input_size[-1]
@@ -129,7 +131,7 @@ def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
             f"{config.name} reads out its class and distillation tokens, found readout: mean",
             f"use {config.name.replace('deit', 'vit', 1)} for the mean, or leave `readout` out",
         )
-    return replace(
+    geometry = replace(
         base,
         image_size=image_size,
         classes=classes,
@@ -140,44 +142,13 @@ def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
         readout=config.readout or base.readout,
         drop_path=config.drop_path,
     )
+    sizes.check(config.name, geometry, config.stem or (), map_side(config, image_size))
+    return geometry
 
 
-def preprocessing(config: ModelConfig, image_size: int) -> Preprocessing:
-    """How the model's images are prepared.
-
-    Weights in a folder that vit-edge wrote bring their own. Else timm's published mean, std and interpolation for its
-    names and for our names with weights, corrected where a file's layout tells another normalisation; 0.5 and 0.5 for
-    ours from scratch. The published centre crop only with weights: images to train on from scratch are taken whole.
-    """
-    check_name(config.name)
-    path = None if config.weights in ("none", "pretrained") else Path(config.weights)
-    folder = None if path is None else path if path.is_dir() else path.parent
-    if folder is not None and (folder / CARD).is_file():
-        return read_card(folder).preprocessing.model_copy(update={"image_size": image_size})
-    name = PUBLISHED_AS.get(config.name, SIBLING) if config.name in OURS else config.name
-    if config.name in OURS and config.weights == "none":
-        return Preprocessing(image_size=image_size)
-    published = published_config(name)
-    mean, std = published.mean, published.std
-    if path is not None and config.name in OURS:
-        mean, std = _normalisation_of(path, mean, std)
-    return Preprocessing(
-        image_size=image_size,
-        crop=1.0 if config.weights == "none" else published.crop_pct,
-        interpolation=published.interpolation if published.interpolation in RESAMPLING else "bicubic",
-        mean=mean,
-        std=std,
-    )
-
-
-def _normalisation_of(path: Path, mean: Any, std: Any) -> tuple[Any, Any]:
-    """Mean and deviation of the system whose layout the file is in; the given ones where it does not tell."""
-    from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-
-    imagenet = layouts.canonical(weight_files.read(path, lambda _: None)).imagenet_normalisation
-    if imagenet is None:
-        return mean, std
-    return (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD) if imagenet else (HALF, HALF)
+def map_side(config: ModelConfig, image_size: int) -> int:
+    """Side of the map that the patches are cut from: the image, or the feature map of a stem."""
+    return -(-image_size // _stem_stride(config))
 
 
 def _create_ours(config: ModelConfig, classes: int, image_size: int) -> VisionTransformer:
@@ -253,7 +224,8 @@ def _stem_stride(config: ModelConfig) -> int:
 
 def _default_heads(width: int) -> int:
     """Heads of 64 where the width allows it, else of the divisor nearest to 64."""
-    head_width = min((d for d in range(1, width + 1) if width % d == 0), key=lambda d: abs(d - HEAD_WIDTH))
+    divisors = (d for d in range(1, min(width, 2 * HEAD_WIDTH) + 1) if width % d == 0)
+    head_width = min(divisors, key=lambda d: abs(d - HEAD_WIDTH))
     return width // head_width
 
 
@@ -266,11 +238,40 @@ def _resnet_stem() -> nn.Module:
     return ResNetV2([3, 4, 9], num_classes=0, global_pool="", preact=False, stem_type="same", conv_layer=conv)
 
 
+def published_name(name: str) -> str:
+    """timm's name of the architecture, where its weights are published. Raises UserError when none are."""
+    published = PUBLISHED_AS.get(name, name)
+    config = None if published in OURS else published_config(published)
+    if config is None or not config.hf_hub_id:
+        raise UserError(
+            f"no published weights of {name} are known",
+            "give a file that you have, train from scratch with weights none, or use a model that has them",
+        )
+    return published
+
+
 def published_config(name: str) -> Any:
     """timm's PretrainedCfg: mean, std, crop_pct, interpolation, input_size, fixed_input_size."""
     import timm
 
     return timm.get_pretrained_cfg(name)
+
+
+def published_configs(config: ModelConfig) -> list[Any]:
+    """timm's configurations of all published weights of the very tensors that `config` names, its default one first."""
+    import timm
+
+    if any(getattr(config, setting) is not None for setting in GEOMETRY):
+        return []
+    default = PUBLISHED_AS.get(config.name, config.name)
+    if default in OURS:
+        return []
+    if "." in config.name:
+        return [published_config(config.name)]
+    names = [default, *([SAME_TENSORS[config.name]] if config.name in SAME_TENSORS else [])]
+    return [published_config(default)] + [
+        cfg for name in names for cfg in timm.models.get_arch_pretrained_cfgs(name).values() if cfg.url or cfg.hf_hub_id
+    ]
 
 
 def _nearest_fix(name: str) -> str:

@@ -8,7 +8,7 @@ from accelerate.utils import DataLoaderConfiguration
 
 from vit_edge.data.material import Material
 from vit_edge.errors import UserError
-from vit_edge.models import zoo
+from vit_edge.models import origin, zoo
 from vit_edge.models.classifier import Classifier
 from vit_edge.progress import say
 from vit_edge.recipe import ModelConfig
@@ -21,13 +21,15 @@ Role = Literal["teacher", "student", "finetune"]
 def build(config: ModelConfig, material: Material, *, seed: int, role: Role) -> Classifier:
     """A classifier with random weights drawn from `seed`, or with the weights that `config` names."""
     torch.manual_seed(seed)
+    image_size = config.image_size or material.image_size
+    preprocessing = origin.preprocessing(config, image_size)
     create = zoo.create if config.weights == "none" else zoo.create_for_weights
-    backbone = create(config, len(material.classes), material.image_size)
+    backbone = create(config, len(material.classes), image_size)
     if config.weights != "none":
         from vit_edge.models import checkpoints
 
         checkpoints.load_weights(backbone, config.weights, config=config, classes=material.classes, role=role, say=say)
-    return Classifier(backbone, zoo.preprocessing(config, material.image_size))
+    return Classifier(backbone, preprocessing)
 
 
 def tune_report(classifier: Classifier, material: Material, accelerator: Accelerator) -> Report:
