@@ -185,6 +185,10 @@ class Limits(Settings):
         1.0, ge=0, description="largest top-1 drop against the reference, in percentage points"
     )
     min_relative_top1: float | None = Field(0.99, gt=0, le=1, description="least share of the reference's top-1")
+    min_agreement: float | None = Field(
+        None, gt=0, le=1, description="least share of images answered as the reference does"
+    )
+    min_top1: float | None = Field(None, gt=0, le=1)
     undecided: Literal["fail", "pass"] | None = Field(
         None, description="what an undecided accuracy counts as; null: exit 3"
     )
