@@ -2,77 +2,10 @@ import numpy as np
 import pytest
 
 from vit_edge import gate
+from vit_edge.errors import UserError
 from vit_edge.recipe import Limits
 from vit_edge.report.schema import Artefact, Check
 from vit_edge.runtimes.base import UNKNOWN, Coverage, Product
-
-CLASSES = ["cat", "dog"]
-
-
-def answers(right: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and logits that are right on the first `right` of n images."""
-    labels_N = np.arange(n) % 2
-    answers_N = np.where(np.arange(n) < right, labels_N, 1 - labels_N)
-    return labels_N, np.eye(2, dtype=np.float32)[answers_N]
-
-
-def accuracy_check(n: int, reference_right: int, target_right: int, limits: Limits) -> Check:
-    labels_N, reference_NK = answers(reference_right, n)
-    _, target_NK = answers(target_right, n)
-    return gate.check_accuracy(gate.accuracy(labels_N, reference_NK, target_NK, CLASSES, limits), limits)
-
-
-@pytest.mark.parametrize(
-    ("n", "target_right", "verdict"),
-    [
-        (10_000, 8_990, "pass"),  # a drop of 0.1
-        (10_000, 8_700, "fail"),  # a drop of 3
-        (10_000, 8_910, "undecided"),  # a drop of 0.9, margin 0.9
-        (200, 180, "undecided"),  # no drop, too few images
-    ],
-)
-def test_accuracy_is_decided_by_the_bounds_of_the_drop(n: int, target_right: int, verdict: str) -> None:
-    assert accuracy_check(n, n * 9 // 10, target_right, Limits()).verdict == verdict
-
-
-def test_undecided_accuracy_says_how_many_images_would_decide() -> None:
-    labels_N, reference_NK = answers(180, 200)
-    _, target_NK = answers(179, 200)
-    found = gate.accuracy(labels_N, reference_NK, target_NK, CLASSES, Limits())
-    assert found.images_needed is not None
-    assert found.images_needed > 200
-    assert f"about {found.images_needed} images" in gate.check_accuracy(found, Limits()).detail
-
-
-@pytest.mark.parametrize("verdict", ["fail", "pass"])
-def test_undecided_counts_as_the_limits_say(verdict: str) -> None:
-    assert accuracy_check(200, 180, 180, Limits(undecided=verdict)).verdict == verdict  # type: ignore[arg-type]
-
-
-def test_the_tighter_of_drop_and_relative_top1_is_the_margin() -> None:
-    labels_N, logits_NK = answers(600, 1000)
-    relative = gate.accuracy(labels_N, logits_NK, logits_NK, CLASSES, Limits(min_relative_top1=0.99))
-    absolute = gate.accuracy(labels_N, logits_NK, logits_NK, CLASSES, Limits(max_drop_points=0.5))
-    assert (relative.margin_points, absolute.margin_points) == (pytest.approx(0.6), 0.5)
-
-
-def test_without_limits_accuracy_is_told_and_not_judged() -> None:
-    assert accuracy_check(200, 180, 0, Limits(max_drop_points=None, min_relative_top1=None)).verdict == "skipped"
-
-
-def test_an_image_without_finite_logits_counts_as_wrong() -> None:
-    labels_N, reference_NK = answers(100, 100)
-    found = gate.accuracy(labels_N, reference_NK, np.full_like(reference_NK, np.nan), CLASSES, Limits())
-    assert (found.target_top1, found.agreement, found.mean_kl) == (0, 0, None)
-    assert gate.check_accuracy(found, Limits()).verdict == "fail"
-
-
-def test_the_classes_that_lost_most_are_named() -> None:
-    labels_N = np.array([0, 0, 1, 1])
-    reference_NK = np.eye(2)[labels_N]
-    target_NK = np.eye(2)[[0, 0, 1, 0]]
-    [worst] = gate.accuracy(labels_N, reference_NK, target_NK, CLASSES, Limits()).worst_classes
-    assert (worst.name, worst.reference_top1, worst.target_top1) == ("dog", 1.0, 0.5)
 
 
 def check(name: str, verdict: str) -> Check:
@@ -199,6 +132,23 @@ def test_latency_fails_under_a_limit_alone(limits: dict[str, float]) -> None:
 
 def test_a_limit_that_nothing_was_measured_for_is_unmeasured() -> None:
     assert gate.check_latency(latency(sound=()), Limits(min_speedup=1.0)).verdict == "unmeasured"
+
+
+@pytest.mark.parametrize(("name", "share"), [("mlperf-99", 0.99), ("mlperf-99.9", 0.999), ("mobile-98", 0.98)])
+def test_a_preset_replaces_the_limits_on_accuracy_and_is_named(name: str, share: float) -> None:
+    held = gate.HeldLimits(
+        [("bundle", {"max_drop_points": 0.3}), gate.preset(name), ("command line", {"min_top1": 0.5})]
+    )
+    assert {one.name: (one.value, one.origin) for one in held.listed()} == {
+        "max_drop_points": (None, f"preset {name}"),
+        "min_relative_top1": (share, f"preset {name}"),
+        "min_top1": (0.5, "command line"),
+    }
+
+
+def test_an_unknown_preset_is_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="mlperf-99"):
+        gate.preset("mlperf99")
 
 
 def test_every_limit_says_who_set_it() -> None:

@@ -21,6 +21,7 @@ NEVER = {
 DEVICE_SIDE = [
     "runtimes",
     "gate",
+    "accuracy",
     "ledger",
     "report",
     "stages.gate",

@@ -1,11 +1,13 @@
 """TensorRT as far as it goes without a GPU: parsing and building."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import MakeBundle, require
+from tests.safety import mutations
 from tests.tiny_model import PRODUCTS, TinyModel
 from vit_edge import target
 from vit_edge.errors import UserError
@@ -103,3 +105,13 @@ def test_the_probe_says_why_it_cannot_run_here(tensorrt: TensorRt) -> None:
     probe = registry.load("tensorrt").probe()
     assert probe.version is not None
     assert (probe.problem is None) == (cuda.missing_gpu() is None)
+
+
+def test_a_graph_that_crashes_the_parser_is_the_users_mistake(
+    tensorrt: TensorRt, tiny: TinyModel, tmp_path: Path
+) -> None:
+    """The first changed model of the fuzz test's kind that TensorRT-RTX 1.7 answers with a segmentation fault."""
+    content = mutations.of_onnx(tiny.save(tmp_path / "whole.onnx", int8=True).read_bytes(), random.Random(29))
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(UserError):
+        tensorrt.prove([tmp_path / "model.onnx"], aimed())

@@ -38,6 +38,20 @@ def gate(
     min_relative_top1: Annotated[
         float | None, typer.Option("--min-relative-top1", min=0, max=1, help="Least share of the reference's top-1.")
     ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option("--min-agreement", min=0, max=1, help="Least share of images answered as the reference does."),
+    ] = None,
+    min_top1: Annotated[float | None, typer.Option("--min-top1", min=0, max=1, help="Least top-1, a fraction.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="mlperf-99, mlperf-99.9, mobile-98: at least 99, 99.9, 98 % of the reference's top-1, in place of the "
+            "limits on accuracy that the bundle brings.",
+        ),
+    ] = None,
     min_speedup: Annotated[
         float | None, typer.Option("--min-speedup", metavar="X", min=0, help="Least p50 of float over p50 of int8.")
     ] = None,
@@ -60,21 +74,25 @@ def gate(
 ) -> None:
     """Prove on this device that a bundle's accuracy and latency hold. Exit 0 pass, 1 fail, 3 undecided or unmeasured."""
     from vit_edge.bundle import Trust
+    from vit_edge.gate import preset as presets
     from vit_edge.report import console, html, junit, markdown
     from vit_edge.stages.gate import gate_bundle
 
     given = {
         "max_drop_points": max_drop,
         "min_relative_top1": min_relative_top1,
+        "min_agreement": min_agreement,
+        "min_top1": min_top1,
         "min_speedup": min_speedup,
         "max_p90_ms": max_p90_ms,
         "max_vs_reference": max_vs_reference,
         "undecided": undecided,
     }
     _check_writable(json_file, junit_file, markdown_file, html_file)
+    layers = [] if preset is None else [presets(preset)]
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
-        bundle, limits=[("command line", overrides)], reference=reference, images=images, seconds=seconds,
+        bundle, limits=[*layers, ("command line", overrides)], reference=reference, images=images, seconds=seconds,
         trust=Trust(expect_sha256, require_signature),
     ).report  # fmt: skip
     _write(json_file, report.to_json)

@@ -29,7 +29,7 @@ class Limit(Part):
 
     name: str
     value: float | str | None
-    origin: str = Field(description="default, bundle, recipe or command line")
+    origin: str = Field(description="default, bundle, recipe, preset NAME or command line")
 
 
 class FloatParity(Part):
@@ -52,10 +52,26 @@ class Parity(Part):
 
 
 class ClassDrop(Part):
+    """A class whose top-1 fell."""
+
     name: str
     n: int
     reference_top1: float
     target_top1: float
+    lost: int = Field(description="its images that only the reference gets right")
+    won: int = Field(description="its images that only the target gets right")
+    p_holm: float = Field(description="exact one-sided McNemar test, corrected for the number of classes (Holm)")
+    significant: bool = Field(description="p_holm is at most 0.05")
+
+
+class Flip(Part):
+    """An image that the target answers otherwise than the reference; an answer is null where a logit is not finite."""
+
+    name: str
+    label: str
+    reference: str | None
+    target: str | None
+    effect: Literal["lost", "won", "wrong"]
 
 
 class Accuracy(Part):
@@ -66,12 +82,14 @@ class Accuracy(Part):
     drop_lower95_one_sided: float
     drop_upper95_one_sided: float
     agreement: float
-    images_needed: int | None
+    images_needed: int | None = Field(description="what would decide an undecided accuracy; null: nothing, or decided")
     mean_kl: float | None = Field(description="nats; null when the target's logits are not finite")
     lost: int = Field(description="images that only the reference gets right")
     won: int = Field(description="images that only the target gets right")
     margin_points: float | None = Field(description="the drop that the limits allow, the tighter of the two")
-    worst_classes: list[ClassDrop]
+    worst_classes: list[ClassDrop] = Field(description="the five that fell most, and all that fell significantly")
+    flipped: int = Field(description="images that the target answers otherwise than the reference")
+    flips: list[Flip] = Field(description="up to 100 of them, those that were right first")
 
 
 class Artefact(Part):

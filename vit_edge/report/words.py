@@ -7,10 +7,12 @@ from vit_edge.metrics import Percentiles
 from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
-CLASS_HEAD = ("class", "images", "reference", "target", "drop")
+CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "p (Holm)", "significant")
+FLIP_HEAD = ("image", "label", "reference", "target", "effect")
 LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agreement", "parameters", "mult-adds", "size", "p50 ms")  # fmt: skip
 BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
 NOT_MEASURED = "–"
+EFFECTS = {"lost": "lost", "won": "won", "wrong": "wrong both times"}
 
 
 def conditions(report: Report) -> str:
@@ -56,9 +58,27 @@ def bench_rows(rows: Sequence[BenchRow]) -> list[tuple[str, ...]]:
 
 def class_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
     return [
-        (c.name, str(c.n), share(c.reference_top1), share(c.target_top1), f"{100 * (c.reference_top1 - c.target_top1):.2f}")
+        (
+            c.name, str(c.n), share(c.reference_top1), share(c.target_top1),
+            f"{100 * (c.reference_top1 - c.target_top1):.2f}", str(c.lost), str(c.won), p_value(c.p_holm),
+            "yes" if c.significant else "no",
+        )
         for c in accuracy.worst_classes
     ]  # fmt: skip
+
+
+def flip_rows(accuracy: Accuracy, most: int) -> list[tuple[str, ...]]:
+    return [
+        (one.name, one.label, one.reference or NOT_MEASURED, one.target or NOT_MEASURED, EFFECTS[one.effect])
+        for one in accuracy.flips[:most]
+    ]
+
+
+def flips_title(accuracy: Accuracy, most: int) -> str:
+    """What the table of flipped images shows, and of how many."""
+    shown = min(most, len(accuracy.flips))
+    told = f"{accuracy.flipped} of {accuracy.n} answers changed: {accuracy.lost} lost, {accuracy.won} won"
+    return told if shown == accuracy.flipped else f"{told}; the first {shown}"
 
 
 def limit_rows(report: Report) -> list[tuple[str, ...]]:
@@ -81,7 +101,7 @@ def interval(accuracy: Accuracy) -> dict[str, float]:
 
 def is_number(cell: str) -> bool:
     """Whether a cell belongs to the right of its column."""
-    return cell[:1] in "0123456789-" or cell == NOT_MEASURED
+    return cell.lstrip("<-")[:1].isdigit() or cell == NOT_MEASURED
 
 
 def ledger_rows(ledger: Ledger) -> list[tuple[str, ...]]:
@@ -96,6 +116,10 @@ def ledger_rows(ledger: Ledger) -> list[tuple[str, ...]]:
 
 def share(fraction: float | None) -> str:
     return NOT_MEASURED if fraction is None else f"{fraction:.2%}"
+
+
+def p_value(p: float) -> str:
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
 
 
 def ms(milliseconds: float | None) -> str:

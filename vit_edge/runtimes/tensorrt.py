@@ -8,6 +8,9 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,13 @@ from vit_edge.store import digest_and_size
 from vit_edge.target import Target
 
 BUILDS = {"tensorrt": "tensorrt", "tensorrt_rtx_bindings": "tensorrt-rtx"}
+PARSE_APART = """\
+import sys
+from pathlib import Path
+from vit_edge.runtimes.tensorrt import parse
+from vit_edge.target import Target
+parse(Path(sys.argv[1]), Target.model_validate_json(sys.argv[2]))
+"""
 NUMPY_TYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT8": np.int8, "INT32": np.int32}
 
 
@@ -50,17 +60,21 @@ class TensorRt:
         """
         folder.mkdir(parents=True, exist_ok=True)
         copy = Path(shutil.copy2(onnx_path, folder / "model.onnx"))
-        self.prove([copy], target)
+        self._prove(copy, target)
         return [copy]
 
     def prove(self, files: Sequence[Path], target: Target) -> str:
         """Parses and builds the ONNX without running it; says in words what was built."""
+        check_apart(files[0], target)
+        return self._prove(files[0], target)
+
+    def _prove(self, onnx_path: Path, target: Target) -> str:
         module, library = _library()
         if BUILDS[module] == "tensorrt":
-            _Build(library, files[0], target).serialized()
+            _Build(library, onnx_path, target).serialized()
             return f"parses and builds with TensorRT {library.__version__}"
-        _Build(library, files[0], target)
-        built = [_built_for(library, files[0], target, asked) for asked in target.compute_capabilities]
+        _Build(library, onnx_path, target)
+        built = [_built_for(library, onnx_path, target, asked) for asked in target.compute_capabilities]
         return (
             f"parses with TensorRT-RTX {library.__version__}; builds for {', '.join(built) or 'nothing, none is named'}"
         )
@@ -119,7 +133,7 @@ class TensorRtSession:
     def _run_batch(self, images_BHWC: np.ndarray) -> np.ndarray:
         self._stream.upload(self._input_address, images_BHWC)
         if not self._context.execute_async_v3(self._stream.handle):
-            raise RuntimeError("TensorRT could not run the engine")
+            raise UserError("TensorRT cannot run the engine that it built", "export again for tensorrt")
         self._stream.download(self._output_BK, self._output_address)
         self._stream.synchronize()
         return self._output_BK.astype(np.float32)
@@ -191,6 +205,25 @@ class _Build:
             self._config.add_optimization_profile(profile)
 
 
+def check_apart(onnx_path: Path, target: Target) -> None:
+    """Parses a graph that nobody vouches for in a process of its own: TensorRT's parser crashes on some broken ones.
+
+    UserError when it crashed; what it refuses in words, the parsing that follows says.
+    """
+    command = [sys.executable, "-c", PARSE_APART, str(onnx_path), target.model_dump_json()]
+    ended = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL)
+    if ended.returncode < 0:
+        raise UserError(
+            f"TensorRT's parser crashes on {onnx_path} ({signal.Signals(-ended.returncode).name})",
+            "export again for tensorrt; do not trust where this graph came from",
+        )
+
+
+def parse(onnx_path: Path, target: Target) -> None:
+    """Parses an ONNX file. Raises UserError for what TensorRT refuses."""
+    _Build(_library()[1], onnx_path, target)
+
+
 def _library() -> tuple[str, Any]:
     """The name of the installed build's module, and the module."""
     for module in BUILDS:
@@ -251,6 +284,7 @@ def _cached_engine(library: Any, onnx_path: Path, target: Target, gpu: dict[str,
     plan = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
     names = plan.with_suffix(".json")
     if not plan.exists() or not names.exists():
+        check_apart(onnx_path, target)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         build = _Build(library, onnx_path, target)
         names.write_text(json.dumps(tensorrt_layers.products(library, build.network)), encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_edge import bundle, evaluation, gate, metrics
+from vit_edge import accuracy, bundle, evaluation, gate, metrics
 from vit_edge.bundle import Bundle, Trust
 from vit_edge.errors import UserError
 from vit_edge.evaluation import Evaluation
@@ -141,7 +141,9 @@ def _on_device(
         coverage = gate.covered(int8.session.coverage(), manifest.expected_int8)
         logits_NK = _logits(int8, opened, images, len(images.labels_N))
         parity = _with_int8(parity, floats_NK, logits_NK)
-        accuracy = gate.accuracy(images.labels_N, images.logits_NK, logits_NK, manifest.classes, held.values)
+        found = accuracy.measured(
+            images.labels_N, images.logits_NK, logits_NK, manifest.classes, images.names, held.values
+        )
         artefacts = _timed([int8, *floats], opened, images, seconds)
     reference_ms = _reference_ms(images)
     sound = [entry.precision for entry in parity.floats if entry.holds]
@@ -153,10 +155,10 @@ def _on_device(
         _integrity(opened, images, f"{runtime.name} {described['version']} on {described['device']}"),
         gate.check_parity(parity),
         gate.check_coverage(coverage, manifest.expected_int8),
-        gate.check_accuracy(accuracy, held.values),
+        accuracy.check(found, held.values),
         gate.check_latency(latency, held.values),
     ]
-    measured = {"parity": parity, "coverage": coverage, "accuracy": accuracy, "latency": latency}
+    measured = {"parity": parity, "coverage": coverage, "accuracy": found, "latency": latency}
     answers = {name: metrics.answers(found_NK) for name, found_NK in {"int8": logits_NK, **floats_NK}.items()}
     return Gated(_report(opened, images, held, checks, described, measured), answers)
 
