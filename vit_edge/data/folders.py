@@ -98,6 +98,9 @@ def _from_one(path: Path, split_seed: int) -> tuple[list[str], FolderImages, Fol
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """Class name → its image files."""
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    for name in names:
+        if not name.isascii() and "\ufffd" in os.fsencode(name).decode("utf-8", "replace"):
+            raise UserError(f"the name of the class folder {str(folder / name)!r} is not UTF-8", "rename it")
     found = {name: image_files(folder / name) for name in sorted(names)}
     found = {name: files for name, files in found.items() if files}
     if not found:

@@ -107,9 +107,12 @@ def _splits(address: Address, data_dir: Path | None) -> dict[str, Any]:
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     folder = Path(address.place)
+    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+    if saved and address.config is not None:
+        raise UserError(f"{address} was saved to disk and has no configurations", f"leave :{address.config} out")
     cache = str(data_dir / "huggingface") if data_dir else None
     try:
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        if saved:
             found = datasets.load_from_disk(address.place, keep_in_memory=False)
         else:
             found = datasets.load_dataset(address.place, address.config, cache_dir=cache, keep_in_memory=False)
