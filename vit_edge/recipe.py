@@ -195,6 +195,9 @@ class Limits(Settings):
     min_speedup: float | None = Field(None, gt=0, description="least ratio of float latency to int8 latency")
     max_p90_ms: float | None = Field(None, gt=0)
     max_vs_reference: float | None = Field(None, gt=0, description="largest ratio of p50 to the reference's p50")
+    max_slowdown: float | None = Field(
+        None, gt=0, description="largest ratio of p50 to the baseline gate's, if one is given"
+    )
 
 
 class LatencyLimits(Settings):
