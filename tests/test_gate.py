@@ -92,7 +92,7 @@ def test_coverage_without_expectation_is_skipped_in_words() -> None:
 
 def artefact(name: str, precision: str, p50: float) -> Artefact:
     ms = {"p50": p50, "p90": 2 * p50, "p99": 3 * p50, "n": 100}
-    return Artefact(name=name, precision=precision, ms=ms, load_ms=1.0, size_bytes=10)  # type: ignore[arg-type]
+    return Artefact(name=name, precision=precision, ms=ms, noise=0.01, load_ms=1.0, size_bytes=10)  # type: ignore[arg-type]
 
 
 def latency(int8_p50: float = 2.0, sound: tuple[str, ...] = ("f32", "bf16")) -> gate.Latency:

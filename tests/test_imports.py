@@ -22,6 +22,7 @@ DEVICE_SIDE = [
     "runtimes",
     "gate",
     "accuracy",
+    "regression",
     "ledger",
     "report",
     "stages.gate",

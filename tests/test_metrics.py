@@ -161,3 +161,13 @@ def test_chance_of_at_least_is_the_binomial_tail() -> None:
     exact = 1 - 0.995**300 - 300 * 0.005 * 0.995**299
     assert metrics.chance_of_at_least(2, 300, 0.005) == pytest.approx(exact)
     assert metrics.chance_of_at_least(0, 300, 0.005) == 1
+
+
+def test_noise_of_a_median_is_that_of_medians_of_other_runs() -> None:
+    rng = np.random.default_rng(0)
+    runs = 5 + rng.gamma(2, 0.2, (400, 600))
+    told = np.mean([metrics.noise_of_median(run, 8) for run in runs[:50]])
+    assert told == pytest.approx(1.96 * np.std(np.median(runs, axis=1)) / np.median(runs), rel=0.35)
+    drifting = runs[0] + np.repeat(rng.normal(0, 1, 75), 8)
+    assert metrics.noise_of_median(drifting, 8) > 5 * told
+    assert metrics.noise_of_median(np.ones(3), 8) == 1.0

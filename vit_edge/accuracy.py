@@ -59,11 +59,10 @@ def check(found: Accuracy, limits: Limits) -> Check:
         f"top-1 {found.target_top1:.2%} against {found.reference_top1:.2%} on {found.n} images: a drop of "
         f"{found.drop_points:.2f} points (95 %: at most {found.drop_upper95_one_sided:.2f})"
     )
-    told += f"; {found.flipped} answers changed"
     held = _held(found, limits)
     if not held:
         return Check(name="accuracy", verdict="skipped", detail=f"{told}; no limit is set")
-    told += "".join(f", {one.told}" for one in held)
+    told += "".join(one.told for one in held) + f"; {found.flipped} answers changed"
     if significant := [one.name for one in found.worst_classes if one.significant]:
         told += f"; classes that lost significantly: {', '.join(significant[:3])}{' …' if len(significant) > 3 else ''}"
     worst = next((kind for kind in ("fail", "undecided") if kind in [one.verdict for one in held]), "pass")
@@ -96,7 +95,7 @@ def _held(found: Accuracy, limits: Limits) -> list[_Held]:
 
 def _held_drop(found: Accuracy, margin: float, limits: Limits) -> _Held:
     set_by = "max_drop_points" if margin == limits.max_drop_points else "min_relative_top1"
-    told = f"allowed {margin:.2f} ({set_by})"
+    told = f", allowed {margin:.2f} ({set_by})"
     if metrics.within_margin(found.lost, found.won, found.n, margin):
         return _Held(told, "pass")
     if metrics.beyond_margin(found.lost, found.won, found.n, margin):
@@ -108,7 +107,7 @@ def _held_drop(found: Accuracy, margin: float, limits: Limits) -> _Held:
 
 def _held_share(name: str, count: int, n: int, least: float) -> _Held:
     """A share of the images that must not be below `least`."""
-    told = f"{name} {count / n:.2%}, at least {least:.2%} asked"
+    told = f"; {name} {count / n:.2%}, at least {least:.2%} asked"
     if least == 1:
         return _Held(told, "pass" if count == n else "fail")
     if metrics.chance_of_at_least(count, n, least) <= 0.05:

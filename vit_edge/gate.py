@@ -185,9 +185,9 @@ def check_latency(found: Latency, limits: Limits) -> Check:
     return Check(name="latency", verdict="pass", detail=told if held else f"{told}; no limit is set")
 
 
-def unmeasured(reason: str) -> list[Check]:
-    """The checks that need the device, when it cannot be used."""
-    names: tuple[Any, ...] = ("parity", "coverage", "accuracy", "latency")
+def unmeasured(reason: str, *, regression: bool) -> list[Check]:
+    """The checks that need the device, when it cannot be used. regression: whether there is a baseline to compare with."""
+    names: tuple[Any, ...] = ("parity", "coverage", "accuracy", "latency", *(["regression"] if regression else []))
     return [Check(name=name, verdict="unmeasured", detail=reason) for name in names]
 
 

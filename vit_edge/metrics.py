@@ -81,6 +81,20 @@ def percentiles(latencies_ms: Sequence[float] | np.ndarray) -> Percentiles:
     return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), n=len(latencies_ms))
 
 
+def noise_of_median(latencies_ms: np.ndarray, turn: int) -> float:
+    """Half the width of a 95 % interval of the median, as a share of it.
+
+    From the medians of turns of `turn` queries in a row, since what disturbs a query disturbs its neighbours too.
+    A median's standard error is √(π/2) of the mean's.
+    """
+    turns = np.array_split(latencies_ms, max(1, len(latencies_ms) // turn))
+    medians = np.asarray([np.median(one) for one in turns])
+    if len(medians) < 2:
+        return 1.0
+    error = math.sqrt(math.pi / 2) * float(np.std(medians, ddof=1)) / math.sqrt(len(medians))
+    return 1.96 * error / float(np.median(latencies_ms))
+
+
 @dataclass(frozen=True)
 class PairedDrop:
     """Two models on the same n images: lost = only the reference right, won = only the target right."""

@@ -187,3 +187,23 @@ def test_what_a_bundle_says_cannot_steer_the_terminal(ort_bundle: Path, tmp_path
     done = vit_edge("gate", folder)
     assert two_lines(done), done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_a_gate_is_compared_with_an_earlier_one(ort_bundle: Path, openvino_bundle: Path, tmp_path: Path) -> None:
+    assert vit_edge("gate", ort_bundle, *LOOSE, "--json", tmp_path / "old.json").returncode == 0
+    done = vit_edge("gate", openvino_bundle, *LOOSE, "--baseline", tmp_path / "old.json")
+    assert done.returncode == 0, done.stderr
+    assert "pass       regression" in done.stdout
+    assert "latency is not compared, runtime name is 'openvino'" in " ".join(done.stdout.split())
+    slow = ("--max-slowdown", "1.2")
+    assert vit_edge("gate", openvino_bundle, *LOOSE, *slow, "--baseline", tmp_path / "old.json").returncode == 3
+    assert two_lines(vit_edge("gate", ort_bundle, *slow))
+    assert two_lines(vit_edge("gate", ort_bundle, "--baseline", tmp_path / "missing.json"))
+
+
+def test_a_preset_sets_the_limits_and_an_unknown_one_is_two_lines(ort_bundle: Path) -> None:
+    done = vit_edge("gate", ort_bundle, "--preset", "mobile-98", "--seconds", "0.05", "--json", "-")
+    limits = {one["name"]: (one["value"], one["origin"]) for one in json.loads(done.stdout)["limits"]}
+    assert limits["min_relative_top1"] == (0.98, "preset mobile-98")
+    assert limits["max_drop_points"] == (None, "preset mobile-98")
+    assert two_lines(vit_edge("gate", ort_bundle, "--preset", "mobile98"))

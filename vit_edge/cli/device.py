@@ -59,6 +59,13 @@ def gate(
     max_vs_reference: Annotated[
         float | None, typer.Option("--max-vs-reference", metavar="X", min=0, help="Largest p50 over the reference's.")
     ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="JSON", help="An earlier gate's report, to be compared with: same images."),
+    ] = None,
+    max_slowdown: Annotated[
+        float | None, typer.Option("--max-slowdown", metavar="X", min=0, help="Largest p50 over the baseline's.")
+    ] = None,
     undecided: Annotated[
         Literal["fail", "pass"] | None, typer.Option("--undecided", help="What an undecided accuracy counts as.")
     ] = None,
@@ -74,6 +81,7 @@ def gate(
 ) -> None:
     """Prove on this device that a bundle's accuracy and latency hold. Exit 0 pass, 1 fail, 3 undecided or unmeasured."""
     from vit_edge.bundle import Trust
+    from vit_edge.errors import UserError
     from vit_edge.gate import preset as presets
     from vit_edge.report import console, html, junit, markdown
     from vit_edge.stages.gate import gate_bundle
@@ -86,14 +94,19 @@ def gate(
         "min_speedup": min_speedup,
         "max_p90_ms": max_p90_ms,
         "max_vs_reference": max_vs_reference,
+        "max_slowdown": max_slowdown,
         "undecided": undecided,
     }
+    if max_slowdown is not None and baseline is None:
+        raise UserError(
+            "--max-slowdown has no effect without --baseline", "give an earlier gate's JSON with --baseline"
+        )
     _check_writable(json_file, junit_file, markdown_file, html_file)
     layers = [] if preset is None else [presets(preset)]
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
         bundle, limits=[*layers, ("command line", overrides)], reference=reference, images=images, seconds=seconds,
-        trust=Trust(expect_sha256, require_signature),
+        trust=Trust(expect_sha256, require_signature), baseline=baseline,
     ).report  # fmt: skip
     _write(json_file, report.to_json)
     _write(junit_file, lambda: junit.of_report(report))

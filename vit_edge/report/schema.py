@@ -19,7 +19,7 @@ class Part(BaseModel):
 
 
 class Check(Part):
-    name: Literal["integrity", "parity", "coverage", "accuracy", "latency"]
+    name: Literal["integrity", "parity", "coverage", "accuracy", "latency", "regression"]
     verdict: CheckVerdict
     detail: str
 
@@ -98,6 +98,7 @@ class Artefact(Part):
     name: str
     precision: str
     ms: Percentiles
+    noise: float = Field(description="half the width of p50's 95 % interval as a share of it, from turn to turn")
     load_ms: float
     size_bytes: int
 
@@ -114,6 +115,34 @@ class Latency(Part):
     batch: int
     peak_memory_bytes: int | None = Field(description="of the whole gate, its images included")
     artefacts: list[Artefact]
+
+
+class Answers(Part):
+    """int8's answers, for a later gate to be compared with: base64 of zlib-compressed bytes."""
+
+    classes: list[str]
+    names: str = Field(description="of the images, UTF-8, one a line")
+    int8: str = Field(description="class indices, little-endian int32, -1 for none; in the names' order")
+
+
+class Regression(Part):
+    """Against the gate whose report was given as baseline, on the n images that both have."""
+
+    bundle_sha256: str
+    n: int
+    baseline_top1: float
+    top1: float
+    drop_points: float
+    drop_lower95_one_sided: float
+    drop_upper95_one_sided: float
+    lost: int
+    won: int
+    margin_points: float | None
+    other_device: str | None = Field(description="why the latencies cannot be compared")
+    p50_ratio: float | None = Field(description="int8's p50 over what it was")
+    p50_noise: float | None = Field(description="half the width of the ratio's 95 % interval, as a share of it")
+    float_p50_ratio: float | None = Field(description="the same of the f32 artefact: has the machine changed?")
+    runtime_was: str
 
 
 class CoverageReport(Part):
@@ -140,6 +169,8 @@ class Report(Part):
     coverage: CoverageReport | None
     accuracy: Accuracy | None
     latency: Latency | None
+    regression: Regression | None = None
+    answers: Answers | None = None
     reference: dict[str, Any] | None
     device: dict[str, Any]
     runtime: dict[str, Any]

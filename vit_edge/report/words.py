@@ -7,7 +7,7 @@ from vit_edge.metrics import Percentiles
 from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
-CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "p (Holm)", "significant")
+CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "p (Holm), * ≤ 0.05")
 FLIP_HEAD = ("image", "label", "reference", "target", "effect")
 LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agreement", "parameters", "mult-adds", "size", "p50 ms")  # fmt: skip
 BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
@@ -60,8 +60,8 @@ def class_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
     return [
         (
             c.name, str(c.n), share(c.reference_top1), share(c.target_top1),
-            f"{100 * (c.reference_top1 - c.target_top1):.2f}", str(c.lost), str(c.won), p_value(c.p_holm),
-            "yes" if c.significant else "no",
+            f"{100 * (c.reference_top1 - c.target_top1):.2f}", str(c.lost), str(c.won),
+            p_value(c.p_holm) + (" *" if c.significant else ""),
         )
         for c in accuracy.worst_classes
     ]  # fmt: skip

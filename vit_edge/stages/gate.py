@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from vit_edge import accuracy, bundle, evaluation, gate, metrics
+from vit_edge import accuracy, bundle, evaluation, gate, metrics, regression
 from vit_edge.bundle import Bundle, Trust
 from vit_edge.errors import UserError
 from vit_edge.evaluation import Evaluation
 from vit_edge.progress import progress, say
 from vit_edge.recipe import Limits
+from vit_edge.regression import Baseline
 from vit_edge.report import junit, markdown
 from vit_edge.report.schema import Artefact, Check, Parity, Report
 from vit_edge.runtimes import clock, machine, registry
@@ -66,26 +67,28 @@ def run(folder: Path, *, bundle: Path, limits: Limits, reference: Path | None = 
 
 def gate_bundle(
     path: Path, *, limits: Layers = (), reference: Path | None = None, images: Path | None = None,
-    trust: Trust = Trust(), seconds: float | None = None,
+    trust: Trust = Trust(), seconds: float | None = None, baseline: Path | None = None,
 ) -> Gated:  # fmt: skip
     """Gates the bundle in a folder or a zip.
 
     limits: (origin, values of recipe.Limits) laid over the bundle's own, later ones first in force.
     reference: the evaluation's folder, when it is not in the bundle. images: a folder of image files to make the
     evaluation's images from, when they are not in it. trust: what the bundle must show before it is read.
-    seconds: time to measure latency for; default: as the bundle's target says.
+    seconds: time to measure latency for; default: as the bundle's target says. baseline: an earlier gate's report in
+    JSON, to be compared with.
     """
     with bundle.opened(path, trust) as opened, ExitStack() as stack:
         measured_on = _evaluation(stack, opened, evaluation_folder(opened, reference), images)
         _check_fit(opened, measured_on)
+        before = regression.read(baseline, measured_on) if baseline else None
         held = gate.HeldLimits([("bundle", gate.changed(opened.manifest.limits)), *limits])
         runtime = registry.load(opened.manifest.target.runtime)
         probe = runtime.probe()
         if probe.version is None:
             raise UserError(probe.problem or f"{runtime.name} is not installed", probe.fix or "install it")
         if probe.problem:
-            return _without_device(opened, measured_on, held, runtime, probe)
-        return _on_device(opened, measured_on, held, runtime, seconds)
+            return _without_device(opened, measured_on, held, runtime, probe, before)
+        return _on_device(opened, measured_on, held, runtime, seconds, before)
 
 
 def open_sessions(stack: ExitStack, opened: Bundle, runtime: Runtime, *, floats: bool = True) -> "list[Opened]":
@@ -131,8 +134,9 @@ class Opened:
 
 
 def _on_device(
-    opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, seconds: float | None
-) -> Gated:
+    opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, seconds: float | None,
+    before: Baseline | None,
+) -> Gated:  # fmt: skip
     manifest = opened.manifest
     with ExitStack() as stack:
         int8, *floats = open_sessions(stack, opened, runtime)
@@ -158,16 +162,27 @@ def _on_device(
         accuracy.check(found, held.values),
         gate.check_latency(latency, held.values),
     ]
-    measured = {"parity": parity, "coverage": coverage, "accuracy": found, "latency": latency}
     answers = {name: metrics.answers(found_NK) for name, found_NK in {"int8": logits_NK, **floats_NK}.items()}
+    measured: dict[str, Any] = {
+        "parity": parity, "coverage": coverage, "accuracy": found, "latency": latency,
+        "answers": regression.packed(images.names, answers["int8"], manifest.classes),
+    }  # fmt: skip
+    if before is not None:
+        against = regression.measured(
+            before, images.labels_N, answers["int8"], latency, machine.machine(), _runtime(described), held.values
+        )
+        measured["regression"] = against
+        checks.append(regression.check(against, held.values))
     return Gated(_report(opened, images, held, checks, described, measured), answers)
 
 
-def _without_device(opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe) -> Gated:
+def _without_device(
+    opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe, before: Baseline | None
+) -> Gated:
     """Nothing can be run here: the files are proved as far as they can be, the rest is unmeasured."""
     proof = runtime.prove(opened.int8, opened.manifest.target) if isinstance(runtime, Provable) else ""
     checks = [_integrity(opened, images, proof or f"{runtime.name} {probe.version}")]
-    checks += gate.unmeasured(f"{probe.problem}; {probe.fix}")
+    checks += gate.unmeasured(f"{probe.problem}; {probe.fix}", regression=before is not None)
     described = {"runtime": runtime.name, "version": probe.version}
     measured = dict.fromkeys(("parity", "coverage", "accuracy", "latency"))
     return Gated(_report(opened, images, held, checks, described, measured), {})
@@ -288,6 +303,7 @@ def _timed(artefacts: Sequence[Opened], opened: Bundle, images: Evaluation, seco
             name=one.name,
             precision=one.precision,
             ms=metrics.percentiles(latencies[one.name]),
+            noise=metrics.noise_of_median(latencies[one.name], clock.TURN - clock.SETTLE),
             load_ms=one.load_ms,
             size_bytes=one.size_bytes,
         )
@@ -328,7 +344,12 @@ def _report(
             **measured,
             "reference": {**images.manifest.reference.model_dump(), "data": images.manifest.data},
             "device": machine.machine(),
-            "runtime": {"name": described["runtime"], **{k: v for k, v in described.items() if k != "runtime"}},
+            "runtime": _runtime(described),
             "provenance": opened.manifest.provenance,
         }
     )
+
+
+def _runtime(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a session says of itself, as a report has it."""
+    return {"name": described["runtime"], **{key: value for key, value in described.items() if key != "runtime"}}
