@@ -137,13 +137,13 @@ def select(bench: Bench, best: dict[str, tuple[float, float]]) -> None:
         Run(student, loss, best[student][1], 0)
         for loss in LOSSES
         for student in STUDENTS
-        if student == "ViT" or not loss.startswith("token")
+        if loss != DEFAULT and (student == "ViT" or not loss.startswith("token"))
     ]
     found = {(run.loss, run.student): result["tune"] for run, result in zip(runs, bench.train_all(runs), strict=True)}
     print(f"\n| loss (tune split, seed 0) | {' | '.join(f'{s}: top-1 | gain' for s in STUDENTS)} |")
     print(f"| --- |{' --: | --: |' * len(STUDENTS)}")
     print(f"| plain, best of {len(RATES)} rates | {' | '.join(f'{best[s][0]:.2%} | ' for s in STUDENTS)} |")
-    for loss in LOSSES:
+    for loss in [name for name in LOSSES if name != DEFAULT]:
         cells = [
             f"{top1:.2%} | {100 * (top1 - best[student][0]):+.2f}"
             for student in STUDENTS
@@ -167,7 +167,9 @@ def confirm(bench: Bench, best: dict[str, tuple[float, float]]) -> None:
         half = T_95 * spread / math.sqrt(len(gains))
         columns = [" ".join(f"{value:.2%}" for value in values) for values in (plain, distilled)]
         each = " ".join(f"{gain:+.2f}" for gain in gains)
-        print(f"| {student} | {columns[0]} | {columns[1]} | {each} | {mean:.2f} ({mean - half:.2f} … {mean + half:.2f}) |")
+        print(
+            f"| {student} | {columns[0]} | {columns[1]} | {each} | {mean:.2f} ({mean - half:.2f} … {mean + half:.2f}) |"
+        )
 
 
 def _one_thread() -> None:

@@ -90,7 +90,9 @@ def test_imports_only_what_the_wheel_depends_on(module: str) -> None:
 
     for name in imports_of(module):
         top = name.partition(".")[0]
-        assert top in sys.stdlib_module_names | ALLOWED | RUNTIME_LIBRARIES | {"cryptography", "vit_edge"}, f"{module} imports {name}"
+        assert top in sys.stdlib_module_names | ALLOWED | RUNTIME_LIBRARIES | {"cryptography", "vit_edge"}, (
+            f"{module} imports {name}"
+        )
 
 
 def test_signatures_are_made_in_one_module() -> None:

@@ -86,7 +86,7 @@ def test_a_second_run_does_nothing_in_two_seconds(run: Pipeline) -> None:
 
 
 def test_a_changed_distillation_keeps_the_teacher(run: Pipeline) -> None:
-    distillation = {"distillation": {"temperature": 1.0, "weight": 0.5}}
+    distillation = {"distillation": {"temperature": 1.0, "kl": 0.5}}
     changed = again(run, recipe(student=RECIPE["student"] | distillation), only=("onnxruntime",))
     changed.run()
     assert changed.ran == ["student", "reference", "int8", "export/onnxruntime", "gate/onnxruntime"]

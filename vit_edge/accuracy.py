@@ -62,7 +62,7 @@ def check(found: Accuracy, limits: Limits) -> Check:
     held = _held(found, limits)
     if not held:
         return Check(name="accuracy", verdict="skipped", detail=f"{told}; no limit is set")
-    told += "".join(one.told for one in held) + f"; {found.flipped} answers changed"
+    told += "".join(one.told for one in held) + f"; {found.flipped} answer{'' if found.flipped == 1 else 's'} changed"
     if significant := [one.name for one in found.worst_classes if one.significant]:
         told += f"; classes that lost significantly: {', '.join(significant[:3])}{' …' if len(significant) > 3 else ''}"
     worst = next((kind for kind in ("fail", "undecided") if kind in [one.verdict for one in held]), "pass")

@@ -222,9 +222,11 @@ def sign(path: Path, key: Path) -> None:
         return
     if already:
         raise UserError(f"{path} is signed already", "sign the folder that it was made from, and zip that again")
-    with zipfile.ZipFile(path, "a") as zipped:
+    temporary = Path(shutil.copyfile(path, path.with_name(path.name + ".tmp")))
+    with zipfile.ZipFile(temporary, "a") as zipped:
         place = next(name for name in zipped.namelist() if name.split("/")[-1] == MANIFEST)
         zipped.writestr(place + ".sig", signed)
+    temporary.replace(path)
 
 
 def _unpack(path: Path, folder: Path, trust: Trust) -> None:

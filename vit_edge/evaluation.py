@@ -198,7 +198,7 @@ def _loaded(folder: Path, digest: str, manifest: Manifest, images_file: Path | N
     n, classes = manifest.n, len(manifest.classes)
     images = arrays.mapped(images_path, np.uint8, (n, None, None, 3), COPY_AGAIN)
     labels_N = np.array(arrays.mapped(labels_path, np.int64, (n,), COPY_AGAIN))
-    logits_NK = np.array(arrays.mapped(logits_path, np.float32, (n, classes), COPY_AGAIN))
+    logits_NK = arrays.mapped(logits_path, np.float32, (n, classes), COPY_AGAIN)
     if labels_N.min() < 0 or labels_N.max() >= classes:
         raise UserError(f"{labels_path} holds labels outside 0 … {classes - 1}", COPY_AGAIN)
     if not np.isfinite(logits_NK).all():

@@ -162,7 +162,11 @@ class Pipeline:
     def _told(self, stage: str, find: Callable[[], Any]) -> Any:
         """What the leading process finds, in every process that works on the stage."""
         value = find() if processes.leads() else None
-        return processes.told(value, self.device) if stage in TRAINED else value
+        if processes.count() == 1 or stage not in TRAINED:
+            return value
+        from vit_edge.training.setup import told
+
+        return told(value, self.device)
 
     def _steps(self, stage: str) -> list[Step]:
         if stage == "teacher":

@@ -6,7 +6,7 @@ import pytest
 
 from vit_edge import bundle, ledger
 from vit_edge.report import console, html, junit, markdown
-from vit_edge.report.schema import Check, Report
+from vit_edge.report.schema import Check, ClassDrop, Flip, Report
 from vit_edge.stages.gate import Gated, gate_bundle
 
 
@@ -71,6 +71,25 @@ def test_html_is_self_contained_and_escaped(report: Report, found_ledger: ledger
 def test_checks_that_say_the_same_are_told_once(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
     console.show_report(with_checks(report, "pass", *["unmeasured"] * 4))
     assert "unmeasured parity, coverage, accuracy, latency\n" in capsys.readouterr().out
+
+
+def test_names_that_a_bundle_brings_are_taken_for_nothing_else(
+    report: Report, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "[/red] <b>|`x`*_ [a](b) {{7*7}}"
+    drop = ClassDrop(name=name, n=9, reference_top1=1, target_top1=0.5, lost=4, won=0, p_holm=0.01, significant=True)
+    flip = Flip(name=name, label=name, reference=name, target=None, effect="lost")
+    assert report.accuracy is not None
+    accuracy = report.accuracy.model_copy(update={"worst_classes": [drop], "flips": [flip], "flipped": 1})
+    changed = report.model_copy(update={"accuracy": accuracy, "model": name})
+    console.show_report(changed)
+    assert "[/red] <b>" in capsys.readouterr().out
+    assert "<b>" not in html.page(reports=[changed])
+    assert "49" not in re.findall(r"&lt;b&gt;.*", html.page(reports=[changed]))[0]
+    text = markdown.of_report(changed)
+    assert not re.search(r"<b>|(?<!\\)[\[`*]", text)
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
 def test_html_of_an_unmeasured_target(report: Report) -> None:

@@ -5,6 +5,7 @@ import json
 import random
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import onnx
 HOSTILE: list[Any] = [
     None, True, -1, 0, 1, 7, 2**31, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf"), "", " ", "x", "0" * 64,
     "../../etc/passwd", "/etc/passwd", "C:\\x", "\\\\host\\x", "int8/../x", "a" * 5000, "\x1b[31m\x07", "\ud800", "\0",
-    "é\u202e", "<script>|`*", "{{7*7}}", "cuda:x", "GPU.9", "fp16", "bf16", "openvino", "tensorrt", [], {}, [[]], [None],
+    "é\u202e", "<script>|`*", "{{7*7}}", "[/red]", "[link=x]", "cuda:x", "GPU.9", "fp16", "bf16", "openvino", "tensorrt", [], {}, [[]], [None],
     ["x", 1], {"x": 1}, {"": {}}, [1] * 2000, ["int8/model.onnx"] * 70,
 ]  # fmt: skip
 ATTRIBUTES = [
@@ -75,7 +76,7 @@ def of_json(content: bytes, rng: random.Random) -> bytes:
             for _ in range(rng.choice((10, 300))):
                 holder[key] = [holder[key]]
         else:
-            holder[key] = rng.choice(HOSTILE)
+            holder[key] = deepcopy(rng.choice(HOSTILE))
     text = json.dumps(value)
     return text.encode("utf-8", "surrogatepass")
 

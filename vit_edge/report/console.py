@@ -96,5 +96,5 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         numbers = all(words.is_number(str(cell)) for cell in column)
         table.add_column(str(title), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # names hold brackets that rich would take for markup
     return table

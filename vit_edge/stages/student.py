@@ -43,7 +43,7 @@ def run(
         views = Views(*material.student_images(), material.view, recipe.augment, seed)
         model: nn.Module = student
         if teacher is None or config.distillation is None:
-            loss = _label_loss(config.training.label_smoothing)
+            loss = learning_labels(config.training.label_smoothing)
         else:
             open_cache = lambda: TeacherCache(cache, cache_key, len(views), len(material.classes))  # noqa: E731
             model, loss = _distilled(student, recipe, teacher, open_cache, accelerator.device)
@@ -67,7 +67,8 @@ def run(
     return {**metrics, "images": material.summary()}
 
 
-def _label_loss(smoothing: float) -> Loss:
+def learning_labels(smoothing: float) -> Loss:
+    """The loss of a student without a teacher."""
     return lambda model, batch: label_loss(model(batch.pixels_BCHW), batch.target, smoothing)
 
 
@@ -84,13 +85,13 @@ def _distilled(
 
     if config.features:
         model, teacher = _comparing_features(student, models.load(folder).classifier.to(device), config)
-        return model, _loss(teacher, config, training.label_smoothing, features=True)
+        return model, distilling(teacher, config, training.label_smoothing, features=True)
     if not config.cache:
-        return student, _loss(load(), config, training.label_smoothing)
+        return student, distilling(load(), config, training.label_smoothing)
     cache: TeacherCache = open_cache()
     _refuse_what_is_not_kept(cache, config)
     cache.check_space(training.epochs)
-    return student, _loss(CachedTeacher(load, cache), config, training.label_smoothing)
+    return student, distilling(CachedTeacher(load, cache), config, training.label_smoothing)
 
 
 def _comparing_features(
@@ -101,7 +102,9 @@ def _comparing_features(
     return FeatureStudent(student, width, grid), LiveTeacher(teacher, features=True, grid=grid)
 
 
-def _loss(teacher: Teacher, config: DistillationConfig, smoothing: float, *, features: bool = False) -> Loss:
+def distilling(teacher: Teacher, config: DistillationConfig, smoothing: float, *, features: bool = False) -> Loss:
+    """The loss of a student with a teacher; with `features`, of a FeatureStudent."""
+
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         answer = teacher(batch)
         output = model(batch.pixels_BCHW)

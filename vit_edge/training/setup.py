@@ -1,10 +1,10 @@
 """What the training of a teacher and of a student start from: the device, the model, what is reported on the way."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration
+from accelerate.utils import DataLoaderConfiguration, broadcast_object_list
 
 from vit_edge.data.material import Material
 from vit_edge.errors import UserError
@@ -52,3 +52,9 @@ def accelerator_on(device: str | None) -> Accelerator:
             f"leave --device out, or give --device {accelerator.device.type} or --device cpu",
         )
     return accelerator
+
+
+def told(value: Any, device: str | None) -> Any:
+    """The leading process's value, in every process, when all have come here."""
+    accelerator_on(device)
+    return broadcast_object_list([value])[0]
