@@ -119,9 +119,9 @@ KINDS: dict[str, tuple[str, str, Callable[[bytes, random.Random], bytes], bool, 
     "names": ("onnxruntime", "evaluation/names.json", mutations.of_json, True, 100),
     "ONNX int8": ("onnxruntime", "int8/model.onnx", mutations.of_bytes, True, 300),
     "ONNX int8, fields": ("onnxruntime", "int8/model.onnx", mutations.of_onnx, True, 300),
-    "OpenVINO graph, elements": ("openvino", "int8/model.xml", mutations.of_xml, True, 200),
+    "OpenVINO graph, elements": ("openvino", "int8/model.xml", mutations.of_xml, True, 120),
     "ONNX float": ("onnxruntime", "float/model.onnx", mutations.of_bytes, True, 100),
-    "OpenVINO graph": ("openvino", "int8/model.xml", mutations.of_bytes, True, 250),
+    "OpenVINO graph": ("openvino", "int8/model.xml", mutations.of_bytes, True, 180),
     "OpenVINO weights": ("openvino", "int8/model.bin", mutations.of_bytes, True, 50),
 }
 
