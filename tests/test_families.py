@@ -27,7 +27,7 @@ from vit_edge.quantization.products import products
 from vit_edge.recipe import DistillationConfig, Int8Config, Limits, ModelConfig
 from vit_edge.stages import export, gate, int8
 from vit_edge.target import load
-from vit_edge.training.distillation import distillation_loss
+from vit_edge.training.distillation import Answer, distillation_loss
 
 SIDE = 64
 RUNTIMES = ("onnxruntime", "openvino")
@@ -111,7 +111,7 @@ def distilled(config: ModelConfig) -> models.Classifier:
     with torch.no_grad():
         teacher_BK = teacher(pixels_BCHW)
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
-    loss = distillation_loss(student(pixels_BCHW), teacher_BK, teacher_BK.argmax(1), DistillationConfig(), 0.1)
+    loss = distillation_loss(student(pixels_BCHW), Answer(teacher_BK), teacher_BK.argmax(1), DistillationConfig(), 0.1)
     loss.backward()
     optimizer.step()
     assert loss.isfinite()
@@ -133,6 +133,8 @@ def test_a_family_holds_parity_and_runs_in_int8(stages: Path, tmp_path: Path, ru
     for name in ("integrity", "parity", "coverage"):
         assert checks[name].verdict == "pass", checks[name].detail
     assert report.parity is not None
+    assert report.coverage is not None
+    print(f"{report.model} on {runtime}: {checks['parity'].detail}; {checks['coverage'].detail}")
     assert "f32" in {entry.precision for entry in report.parity.floats}
     assert report.parity.int8_sqnr_db is None or report.parity.int8_sqnr_db > LEAST_SQNR_DB
 

@@ -8,6 +8,7 @@ import pytest
 
 from vit_edge import ledger
 from vit_edge.errors import UserError
+from vit_edge.models.card import read_card
 from vit_edge.pipeline import Pipeline
 from vit_edge.recipe import Recipe
 from vit_edge.settings import parse
@@ -83,6 +84,61 @@ def test_a_second_run_does_nothing_in_two_seconds(run: Pipeline) -> None:
     second.run()
     assert second.ran == []
     assert time.process_time() - started < 2
+
+
+def test_each_model_has_its_own_side_and_normalisation_all_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick, imagenet = TRAINING | {"epochs": 1}, {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    changes = {
+        "teacher": {"model": GEOMETRY | {"image_size": 48} | imagenet, "training": quick},
+        "student": {"model": GEOMETRY, "training": quick},
+        "targets": [{"name": "onnxruntime"}],
+    }
+    pipeline = Pipeline(recipe(**changes), tmp_path / "tiny", "cpu")
+    pipeline.run("export")
+    said = capsys.readouterr().err
+    assert "teacher: vit_ti16, 48 px, bicubic, crop 1, mean 0.485/0.456/0.406" in said
+    assert "student: vit_ti16, 32 px, bicubic, crop 1, mean 0.5/0.5/0.5" in said
+    for stage, side, mean in (("teacher", 48, 0.485), ("student", 32, 0.5)):
+        preprocessing = read_card(pipeline.done[stage]).preprocessing
+        assert (preprocessing.image_size, preprocessing.mean[0]) == (side, mean)
+    bundle = json.loads((pipeline.done["export/onnxruntime"] / "bundle" / "bundle.json").read_text(encoding="utf-8"))
+    assert bundle["preprocessing"]["image_size"] == 32
+    assert pipeline.material.seen_at(48).view.image_size == 48
+    changes["student"]["model"] = GEOMETRY | {"image_size": 40}
+    larger = Pipeline(recipe(**changes), tmp_path / "tiny", "cpu")
+    larger.run("student")
+    assert larger.ran == ["student"]
+
+
+def test_a_target_named_twice_is_refused(tmp_path: Path) -> None:
+    for names in (("onnxruntime", "onnxruntime"), ("onnx", "onnxruntime")):
+        twice = recipe(targets=[{"name": name} for name in names])
+        with pytest.raises(UserError, match="two targets are called 'onnxruntime'"):
+            Pipeline(twice, tmp_path / "run", "cpu").run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_calibration_images_are_refused_before_training_when_it_goes_on_to_int8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = recipe(data=RECIPE["data"] | {"calibration_images": 10}, student={"model": GEOMETRY, "training": TRAINING})
+    with pytest.raises(UserError) as caught:
+        Pipeline(few, tmp_path / "tiny", "cpu").run("int8")
+    assert "10 calibration images: quantizing needs 64 at least" in caught.value.problem
+    assert not (tmp_path / "tiny" / "teacher").exists()
+    only_trained = Pipeline(few, tmp_path / "tiny", "cpu", until="student")
+    assert len(only_trained.material.splits.calibration) == 10
+    assert "warning: 10 calibration images" in capsys.readouterr().err
+
+
+def test_a_students_weights_that_do_not_fit_are_refused_before_the_teacher_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "web.pth").write_text("<html>", encoding="utf-8")
+    student = {"model": GEOMETRY | {"weights": str(tmp_path / "web.pth")}, "training": TRAINING}
+    with pytest.raises(UserError, match="is a web page"):
+        Pipeline(recipe(student=student), tmp_path / "tiny", "cpu").run("student")
+    assert not (tmp_path / "tiny" / "teacher").exists()
 
 
 def test_a_changed_distillation_keeps_the_teacher(run: Pipeline) -> None:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from vit_edge.cli import main as cli
+from vit_edge.models import zoo
+from vit_edge.recipe import ModelConfig
 
 SMALL = ["--epochs", "1", "--batch-size", "64", "--image-size", "32", "--device", "cpu"]
 Ended = tuple[int, str, str]
@@ -63,6 +66,11 @@ def refused(ended: Ended, problem: str, fix: str) -> None:
         (["train", "--model", "vit_ti16", "--device", "cuda:9"], "--device cuda:9 is not to be had", "--device cpu"),
         (["export", "--target", "openvino", "--model", "nope"], "nope is no run and no model", "runs/NAME"),
         (["train", "--model", "vit_ti16", "--weights", "none.pt"], "expected none, pretrained or an existing file", ""),
+        (["train", "--set", "student.model.depth=100000000"], "7.1e+14 parameters", "a smaller width, depth"),
+        (["train", "--set", "student.model.dept=3"], "unknown key 'student.model.dept'", "did you mean 'depth'?"),
+        (["train", "--set", "student.model=3"], "student.model = 3", "correct"),
+        (["distill", "--set", "student.model.mean=[124,117,104]"], "mean.0 = 124", "correct"),
+        (["distill", "--set", "seed"], "--set 'seed': expected KEY=VALUE", "--set student.training.epochs=5"),
     ],
 )
 def test_a_mistake_is_two_lines_and_leaves_nothing(
@@ -110,6 +118,48 @@ def test_a_trained_run_can_teach_and_its_folder_can_be_exported(vit_edge: Cli) -
     code, out, err = vit_edge("export", "--target", "onnxruntime", "--model", "second/student")
     assert code == 0, err
     assert "/export/onnxruntime/bundle" in out
+
+
+def test_weights_of_unknown_origin_are_asked_about_and_then_train_at_another_side(
+    vit_edge: Cli, tmp_path: Path
+) -> None:
+    torch.save(zoo.create(ModelConfig(name="vit_ti16"), 10, 32).state_dict(), tmp_path / "w.pth")
+    arguments = ["distill", "--teacher", "vit_ti16", "--teacher-weights", "w.pth", "--student", "vit_ti16", *SMALL]
+    refused(vit_edge(*arguments), "w.pth was trained with is not known", "--set teacher.model.mean=[0.5,0.5,0.5]")
+    told = ["--set", "teacher.model.mean=[0.5,0.5,0.5]", "--set", "teacher.model.std=[0.5,0.5,0.5]"]
+    larger = ["--set", "teacher.model.image_size=48", "--set", "teacher.training.epochs=1"]
+    code, _, err = vit_edge(*arguments, *told, *larger)
+    assert code == 0, err
+    assert "teacher: vit_ti16, 48 px" in err
+    assert "positions resampled from 2×2 to 3×3 patches (bicubic): fine-tune at this resolution" in err
+
+
+def test_a_saved_model_keeps_its_side_unless_it_is_trained_at_another(vit_edge: Cli) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "first")[0] == 0
+    _, _, err = vit_edge("distill", "--teacher", "first", "--student", "vit_ti16", *SMALL[:-4], "--image-size", "48")
+    assert "teacher: vit_ti16, 32 px" in err
+    assert "student: vit_ti16, 48 px" in err
+    code, _, err = vit_edge("train", "--model", "first", *SMALL[:-4], "--image-size", "48", "--out", "second")
+    assert code == 0, err
+    assert "student: vit_ti16, 48 px" in err
+    assert "positions resampled from 2×2 to 3×3" in err
+
+
+def test_folders_that_hold_something_else_are_left_alone(vit_edge: Cli, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text.tex").touch()
+    refused(vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "thesis"), "it holds text.tex", "--out")
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.tex"]
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "run")[0] == 0
+    refused(vit_edge("train", "--model", "vit_s16", *SMALL, "--out", "run"), "holds the run 'vit_ti16-digits'", "--out")
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "run", "--seed", "3")[0] == 0
+
+
+def test_a_target_may_be_asked_for_twice(vit_edge: Cli) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL)[0] == 0
+    code, out, err = vit_edge("export", "--target", "onnx", "--target", "onnxruntime")
+    assert code == 0, err
+    assert out.count("bundle:") == 1
 
 
 def test_other_data_than_the_runs_own_is_refused(vit_edge: Cli) -> None:

@@ -63,9 +63,10 @@ def test_truncated_files(tmp_path, name):
     assert "truncated" in refusal(path).problem
 
 
+@pytest.mark.parametrize("name", ["bad.pth", "bad.safetensors"])
 @pytest.mark.parametrize("kind", ["zip", "zip 4", "old", "raw 0", "raw 2", "raw 4", "raw 5"])
-def test_a_pickle_that_would_run_code_is_refused_and_does_not_run_it(tmp_path, recwarn, kind):
-    path, trace = tmp_path / "bad.pth", tmp_path / "trace"
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run_it(tmp_path, recwarn, kind, name):
+    path, trace = tmp_path / name, tmp_path / "trace"
     content, (how, _, protocol) = {"model": {"a": torch.ones(2)}, "extra": RunsCode(trace)}, kind.partition(" ")
     if how == "raw":
         path.write_bytes(pickle.dumps(content, protocol=int(protocol)))

@@ -31,7 +31,9 @@ TORCHVISION: Rules = (
     (r"^heads\.head\.", "head."),
     (r"^heads\.pre_logits\.", "pre_logits.fc."),
 )
-# Both of transformers' spellings: up to 4 (encoder.layer.0.attention.attention.query) and 5 (layers.0.attention.q_proj).
+# transformers' ViT, DeiT and MAE add 1e-12 in their norms by default, where the systems that trained the weights, and we,
+# add 1e-6: logits of weights as small as untrained ones differ by up to 2e-4.
+# Both of its spellings: up to 4 (encoder.layer.0.attention.attention.query) and 5 (layers.0.attention.q_proj).
 TRANSFORMERS: Rules = (
     (r"^(?:vit|deit|dinov2)\.", ""),
     (r"^embeddings\.cls_token$", "cls_token"),

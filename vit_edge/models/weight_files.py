@@ -121,6 +121,8 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as err:
+        if called := pickles.calls(path):
+            raise _wants_to_run(path, called) from err
         raise UserError(f"{path} is truncated or no safetensors file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
 
 
@@ -133,11 +135,15 @@ def _read_torch(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as err:
         if called := pickles.calls(path):
-            more = f" (and {len(called) - 1} more)" if len(called) > 1 else ""
-            raise UserError(f"{path} wants to run code when it is loaded: {called[0]}{more}", TENSORS_ALONE) from err
+            raise _wants_to_run(path, called) from err
         raise UserError(f"{path} is truncated or no weight file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
     except TORN as err:
         raise UserError(f"{path} is truncated or no weight file: {_one_line(err)}", DOWNLOAD_AGAIN) from err
+
+
+def _wants_to_run(path: Path, called: list[str]) -> UserError:
+    more = f" (and {len(called) - 1} more)" if len(called) > 1 else ""
+    return UserError(f"{path} wants to run code when it is loaded: {called[0]}{more}", TENSORS_ALONE)
 
 
 def _tensors_in(found: Any, path: Path, say: Callable[[str], None]) -> dict[str, Tensor]:

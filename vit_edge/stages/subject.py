@@ -14,7 +14,7 @@ from vit_edge.models import origin, zoo
 from vit_edge.models.card import saved_in
 from vit_edge.models.classifier import Classifier
 from vit_edge.recipe import DataConfig, ModelConfig
-from vit_edge.settings import parse
+from vit_edge.settings import parse, read_yaml
 from vit_edge.store import RECIPE
 from vit_edge.training.setup import build
 
@@ -74,5 +74,8 @@ def _named(
 def _data(model: Path, spec: str | None) -> DataConfig:
     """The run's own data with its splits; another set has the default splits."""
     recipe = next((folder / RECIPE for folder in (model, model.parent) if (folder / RECIPE).is_file()), None)
-    own = recipes.load(recipe).data if recipe is not None and saved_in(model) is not None else DataConfig()
+    own = DataConfig()
+    if recipe is not None and saved_in(model) is not None:
+        values = read_yaml(recipe)
+        own = parse(DataConfig, values.get("data", {}) if isinstance(values, dict) else values, str(recipe))
     return own if spec in (None, own.spec) else DataConfig(spec=spec)
