@@ -239,6 +239,8 @@ class Recipe(Settings):
             raise ValueError("student.distillation needs a teacher: add one, or set student.distillation to null")
         if self.data.unlabelled is not None and not distils:
             raise ValueError("data.unlabelled has no labels to learn from without a teacher: give student.distillation")
+        if self.data.unlabelled is not None and distils and self.student.distillation.labels:  # type: ignore[union-attr]
+            raise ValueError("data.unlabelled has no labels to learn from: set student.distillation.labels to 0")
         if self.teacher is not None and not distils:
             raise ValueError("the teacher would have no effect: give student.distillation, or set teacher to null")
         return self

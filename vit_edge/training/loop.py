@@ -68,11 +68,11 @@ def fit(
     """
     training = Training(model, views, loss, config, augment, classes, seed, accelerator)
     checkpoint = folder / CHECKPOINT
-    training.restore(checkpoint)
-    if training.step:
+    continued = training.restore(checkpoint)
+    if continued and training.step:
         done = f"{training.step // training.steps} of {config.epochs} epochs"
         say(f"{label}: going on after {done} ({training.step} of {config.epochs * training.steps} steps)")
-    elif config.precision == "auto":
+    if not continued and config.precision == "auto":
         say(f"{label}: {training.choose_precision()} measured faster")
         training.save(checkpoint)
     metrics: dict[str, Any] = {}
@@ -169,10 +169,10 @@ class Training:
             "share_waiting_for_data": tally.seconds_waiting / tally.seconds,
         }
 
-    def restore(self, path: Path) -> None:
-        """Goes to where the checkpoint was written, when there is one."""
+    def restore(self, path: Path) -> bool:
+        """Goes to where the checkpoint was written; whether there is one."""
         if not path.exists():
-            return
+            return False
         state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
         self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -180,6 +180,7 @@ class Training:
             self.ema.module.load_state_dict(state["ema"])
         self.watch.load(state["watch"])
         self.step, self.tally, self.precision = state["step"], Tally(**state["tally"]), state["precision"]
+        return True
 
     def save(self, path: Path) -> None:
         """Writes the checkpoint whole: a kill at any moment leaves the old one or the new one."""
