@@ -175,3 +175,25 @@ def test_bench_times_every_artefact_of_every_bundle(ort_bundle: Path, openvino_b
         ("onnxruntime", "int8"), ("onnxruntime", "f32"), ("openvino", "int8"),
     ]  # fmt: skip
     assert all(row.ms["n"] >= 16 and row.ms["p50"] > 0 for row in rows)
+
+
+def test_a_graph_that_asks_for_more_memory_than_there_is_is_the_users_mistake(ort_bundle: Path, tmp_path: Path) -> None:
+    import onnx
+    from onnx import helper, numpy_helper
+
+    from tests.safety import mutations
+    from vit_edge.safety import names
+
+    def huge(content: bytes) -> bytes:
+        model = onnx.ModelProto.FromString(content)
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2**44], np.int64), "size"))
+        model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["size"], ["huge"]))
+        model.graph.node.append(helper.make_node("ReduceMax", ["huge"], ["largest"], keepdims=0))
+        model.graph.node.append(helper.make_node("Add", [model.graph.output[0].name, "largest"], ["sum"]))
+        model.graph.output[0].name = "sum"
+        return bytes(model.SerializeToString())
+
+    files = {name: (ort_bundle / name).read_bytes() for name in names.contents(ort_bundle)}
+    mutations.write(tmp_path, mutations.changed(files, "int8/model.onnx", huge, seal=True))
+    with pytest.raises(UserError, match="cannot run"):
+        gate_bundle(tmp_path)

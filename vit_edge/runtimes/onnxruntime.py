@@ -104,7 +104,7 @@ class OnnxRuntimeSession:
         options = self._library.SessionOptions()
         options.intra_op_num_threads = machine.threads(self._target)
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors; its warnings speak to the graph's author
+        options.log_severity_level = 4  # its warnings speak to the graph's author, its errors are raised too
         for key, value in self._entries.items():
             options.add_session_config_entry(key, value)
         return options
