@@ -39,13 +39,11 @@ def test_a_training_killed_at_three_random_moments_ends_with_the_same_weights(tm
     _run(recipe, tmp_path / "whole").wait()
     seconds = time.monotonic() - started
     moments = np.random.default_rng(time.time_ns()).uniform(0.4, 0.95, 3) * seconds
-    continued = 0
     for moment in moments:
         victim = _run(recipe, tmp_path / "killed")
         time.sleep(moment)
         victim.send_signal(signal.SIGKILL)
         victim.wait()
-        continued += any((tmp_path / "killed").glob("*.partial/checkpoint.pt"))
     last = _run(recipe, tmp_path / "killed")
     _, said = last.communicate()
     assert last.returncode == 0, said

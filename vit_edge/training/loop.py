@@ -5,7 +5,6 @@ training that goes on from its last checkpoint ends with the same weights as one
 means the same training on any number of processes.
 """
 
-import json
 import math
 import os
 import time
@@ -29,10 +28,10 @@ from vit_edge.models.classifier import classifier_in
 from vit_edge.progress import Advance, progress, say
 from vit_edge.recipe import AugmentConfig, TrainingConfig
 from vit_edge.training import divergence, optimizer
+from vit_edge.training.log import Log
 from vit_edge.training.precision import Precision, faster_precision
 
 CHECKPOINT = "checkpoint.pt"
-METRICS = "metrics.jsonl"
 REPORTS = 10
 SAVING_SHARE = 0.05
 """Largest share of the time that goes into writing checkpoints."""
@@ -54,7 +53,6 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Scalar, of a model and a batch."""
 Report = Callable[[nn.Module], dict[str, Any]]
 """What is measured on the model now and then; it decides nothing."""
-Write = Callable[[dict[str, Any]], None]
 
 
 def fit(
@@ -70,22 +68,23 @@ def fit(
     checkpoint = folder / CHECKPOINT
     continued = training.restore(checkpoint)
     if continued and training.step:
-        done = f"{training.step // training.steps} of {config.epochs} epochs"
-        say(f"{label}: going on after {done} ({training.step} of {config.epochs * training.steps} steps)")
+        say(f"{label}: going on after step {training.step} of {config.epochs * training.steps}")
     if not continued and config.precision == "auto":
         say(f"{label}: {training.choose_precision()} measured faster")
         training.save(checkpoint)
     metrics: dict[str, Any] = {}
-    images = training.steps * training.batch_size
+    images, epochs = training.steps * training.batch_size, training.step // training.steps
     with (
         progress(label, config.epochs * images, training.step * training.batch_size, unit="images") as advance,
-        _metrics(folder, training.step // training.steps, tensorboard, accelerator) as write,
+        Log(folder, epochs=epochs, tensorboard=tensorboard, leads=accelerator.is_main_process) as log,
     ):
-        for epoch in range(training.step // training.steps, config.epochs):
+        for epoch in range(epochs, config.epochs):
             metrics = training.epoch(epoch, advance, checkpoint)
             if (epoch + 1) % math.ceil(config.epochs / REPORTS) == 0 or epoch + 1 == config.epochs:
                 metrics |= report(training.result) if accelerator.is_main_process else {}
-            write(metrics)
+            log.write(metrics)
+            if training.is_due and epoch + 1 < config.epochs:
+                training.save(checkpoint)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         checkpoint.unlink(missing_ok=True)
@@ -143,7 +142,10 @@ class Training:
         return self.accelerator.unwrap_model(self.model if self.ema is None else self.ema.module)
 
     def epoch(self, epoch: int, advance: Advance, checkpoint: Path) -> dict[str, Any]:
-        """The rest of one pass over the training views. Raises UserError when the loss is not finite or grows."""
+        """The rest of one pass over the training views. Raises UserError when the loss is not finite or grows.
+
+        Writes checkpoints on the way, but none at the end: its metrics belong into the log first.
+        """
         self.model.train()
         asked = time.perf_counter()
         for batches in self._batches(epoch):
@@ -156,7 +158,7 @@ class Training:
             self.tally.seconds_waiting += got - asked
             self.tally.seconds += time.perf_counter() - asked
             advance(self.batch_size, f"loss {self.tally.loss / self.tally.steps:.3f}")
-            if self._is_due():
+            if self.is_due and self.step % self.steps:
                 self.save(checkpoint)
             asked = time.perf_counter()
         tally, self.tally = self.tally, Tally()
@@ -202,7 +204,8 @@ class Training:
         self.saved = time.monotonic()
         self.saving_seconds = self.saved - started
 
-    def _is_due(self) -> bool:
+    @property
+    def is_due(self) -> bool:
         """Whether to write a checkpoint after this step: never so often that writing takes a notable share."""
         interval = max(self.config.checkpoint_seconds, self.saving_seconds / SAVING_SHARE)
         return time.monotonic() - self.saved > interval
@@ -278,45 +281,6 @@ class Training:
         choice = torch.tensor([float(precision == "bf16")], device=self.accelerator.device)
         mine = choice if self.accelerator.is_main_process else torch.zeros_like(choice)
         return "bf16" if float(self.accelerator.reduce(mine, "sum")) > 0 else "f32"
-
-
-class _metrics:  # noqa: N801 a context manager, used like a function
-    """Writes each epoch's metrics as a line of metrics.jsonl, and to TensorBoard when asked; drops the lines of epochs
-    that were trained after the checkpoint and are trained again."""
-
-    def __init__(self, folder: Path, epochs: int, tensorboard: bool, accelerator: Accelerator):
-        self.path, self.main = folder / METRICS, accelerator.is_main_process
-        self.board: Any = None
-        if self.main and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            self.path.write_text("".join(lines[:epochs]), encoding="utf-8")
-        if self.main and tensorboard:
-            self.board = _tensorboard(folder / "tensorboard", epochs)
-
-    def __enter__(self) -> Write:
-        return self._write
-
-    def __exit__(self, *_: object) -> None:
-        if self.board is not None:
-            self.board.close()
-
-    def _write(self, metrics: dict[str, Any]) -> None:
-        if not self.main:
-            return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
-        if self.board is not None:
-            for name, value in metrics.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    self.board.add_scalar(name, value, metrics["epoch"])
-
-
-def _tensorboard(folder: Path, epochs: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as err:
-        raise UserError("--tensorboard needs the package tensorboard, which is not installed", "pip install tensorboard") from err  # fmt: skip
-    return SummaryWriter(str(folder), purge_step=epochs + 1)
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
