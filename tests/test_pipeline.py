@@ -200,7 +200,7 @@ def test_images_are_enlarged_to_what_the_patches_divide(native: str, models: tup
         "student": {"model": {"name": models[1]}},
     }
     pipeline = Pipeline(parse(Recipe, {"name": "x"} | values, "test"), Path("unused"))
-    assert pipeline.image_size == size
+    assert pipeline.inputs.image_size == size
 
 
 def test_a_profile_of_the_users_own_is_exported_and_gated_by_its_path(run: Pipeline, tmp_path: Path) -> None:

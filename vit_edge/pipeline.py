@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import yaml
 from vit_edge import evaluation, processes
 from vit_edge import recipe as recipes
 from vit_edge import target as targets
-from vit_edge.data import datasets
 from vit_edge.errors import UserError, unknown
-from vit_edge.metrics import images_needed
+from vit_edge.inputs import Inputs
 from vit_edge.models.card import read_card
 from vit_edge.progress import say
-from vit_edge.recipe import Recipe, reduction
+from vit_edge.recipe import Recipe
 from vit_edge.runtimes import registry
 from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, processor_name, verify, versions
 from vit_edge.target import Target
@@ -30,9 +28,6 @@ TRAINED = ("teacher", "student")
 STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 1, "int8": 1, "export": 1, "gate": 2}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
-TOKENS_PER_SIDE = 4
-USUAL_DISCORDANCE = 0.01
-"""Share of images that a good int8 model and its reference answer differently, one right and one wrong."""
 RUNTIME_PACKAGES = {
     "onnxruntime": ("onnxruntime",),
     "openvino": ("openvino",),
@@ -93,6 +88,16 @@ class Pipeline:
                 redo = start is not None and STAGES.index(stage) >= STAGES.index(start)
                 for step in self._steps(stage):
                     self._do(store, step, redo)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        return Inputs(self.recipe, self.data_dir)
+
+    @cached_property
+    def material(self) -> Any:
+        """The images and their splits, read when the first stage needs them."""
+        quantizes = STAGES.index(self.until) >= STAGES.index("int8")
+        return self.inputs.read(trains="student" not in self.done, quantizes=quantizes)
 
     @cached_property
     def _profiles(self) -> dict[str, tuple[Target, recipes.TargetRequest]]:
@@ -191,9 +196,9 @@ class Pipeline:
                 tensorboard=self.tensorboard,
             )
 
-        side = self._side(config.model)
+        side = self.inputs.side(config.model)
         settings = self._training_settings(config.model, side) | {"teacher": _plain(config)}
-        return Step(self._plan("teacher", settings, data=self._train_data), run)
+        return Step(self._plan("teacher", settings, data=self.inputs.train_fingerprint), run)
 
     def _student(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
@@ -202,7 +207,7 @@ class Pipeline:
             return student.run(
                 folder,
                 recipe=self.recipe,
-                material=self.material.seen_at(self._view_size),
+                material=self.material.seen_at(self.inputs.view_size),
                 teacher=self.done.get("teacher"),
                 device=self.device,
                 cache=self.teacher_cache or self.folder / "teacher_cache",
@@ -210,10 +215,12 @@ class Pipeline:
                 tensorboard=self.tensorboard,
             )
 
-        settings = self._training_settings(self.recipe.student.model, self._view_size) | {
+        settings = self._training_settings(self.recipe.student.model, self.inputs.view_size) | {
             "student": _plain(self.recipe.student)
         }
-        return Step(self._plan("student", settings, inputs=self._present("teacher"), data=self._student_data), run)
+        return Step(
+            self._plan("student", settings, inputs=self._present("teacher"), data=self.inputs.student_fingerprint), run
+        )
 
     def _reference(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
@@ -229,7 +236,7 @@ class Pipeline:
 
         settings = {"split_seed": self.recipe.data.split_seed, "device": self.device}
         inputs = ("student", *self._present("teacher"))
-        return Step(self._plan("reference", settings, inputs=inputs, data=self._gate_data), run)
+        return Step(self._plan("reference", settings, inputs=inputs, data=self.inputs.gate_fingerprint), run)
 
     def _int8(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
@@ -242,9 +249,12 @@ class Pipeline:
             return int8.run(folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8)
 
         data = self.recipe.data
-        settings = {"int8": _plain(self.recipe.int8), "images": data.calibration_images, "splits": self._splits()}
+        settings = {"int8": _plain(self.recipe.int8), "images": data.calibration_images, "splits": self.inputs.splits}
         decisive = versions("torch", "torchao", "onnx", "onnxscript")
-        return Step(self._plan("int8", settings, inputs=("student",), data=self._train_data, versions=decisive), run)
+        return Step(
+            self._plan("int8", settings, inputs=("student",), data=self.inputs.train_fingerprint, versions=decisive),
+            run,
+        )
 
     def _export(self, target: Target, request: recipes.TargetRequest) -> Step:
         limits = self._limits(request)
@@ -294,8 +304,8 @@ class Pipeline:
         return (stage,) if stage in self.plans else ()
 
     def _training_settings(self, model: recipes.ModelConfig, view_size: int) -> dict[str, Any]:
-        common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self._splits()}
-        sides = {"image_size": self._side(model), "view_size": view_size}
+        common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self.inputs.splits}
+        sides = {"image_size": self.inputs.side(model), "view_size": view_size}
         return common | sides | {"weights": _weights_digest(Path(model.weights))}
 
     def _teacher_cache_key(self) -> dict[str, Any]:
@@ -303,9 +313,9 @@ class Pipeline:
         augment, training = self.recipe.augment, self.recipe.student.training
         key: dict[str, Any] = {
             "teacher": self.plans["teacher"].fingerprint if "teacher" in self.plans else None,
-            "data set": self._student_data,
-            "splits": self._splits(),
-            "view_size": self._view_size,
+            "data set": self.inputs.student_fingerprint,
+            "splits": self.inputs.splits,
+            "view_size": self.inputs.view_size,
             "augmentation": _plain(augment),
             "seed": self.recipe.seed,
             "library": versions("numpy", "pillow", "timm", "torchvision"),
@@ -313,11 +323,6 @@ class Pipeline:
         if training is not None and (augment.mixup or augment.cutmix):
             key["batch"] = [training.batch_size, training.accumulate, processes.count()]
         return key
-
-    def _splits(self) -> dict[str, Any]:
-        data = self.recipe.data
-        shares = {"split_seed": data.split_seed, "tune_fraction": data.tune_fraction, "train_images": data.train_images}
-        return shares | {"skip_bad_images": data.skip_bad_images}
 
     def _limits(self, request: recipes.TargetRequest) -> recipes.Limits:
         """The recipe's limits with the target's own latency limits laid over them."""
@@ -327,88 +332,6 @@ class Pipeline:
     def _provenance(self) -> dict[str, Any]:
         plans = {name: plan.fingerprint for name, plan in self.plans.items() if "/" not in name}
         return {"recipe": _plain(self.recipe), "data": self.recipe.data.spec, "stages": plans}
-
-    @cached_property
-    def source(self) -> datasets.Source:
-        data = self.recipe.data
-        return datasets.find(data.spec, self.data_dir, split_seed=data.split_seed, skip_bad_images=data.skip_bad_images)
-
-    @cached_property
-    def _train_data(self) -> str:
-        return self.source.train_fingerprint()
-
-    @cached_property
-    def _student_data(self) -> str:
-        unlabelled = self.recipe.data.unlabelled
-        if unlabelled is None:
-            return self._train_data
-        return f"{self._train_data} {datasets.unlabelled_fingerprint(Path(unlabelled).expanduser())}"
-
-    @cached_property
-    def _gate_data(self) -> str:
-        return self.source.gate_fingerprint()
-
-    @property
-    def _parts(self) -> dict[str, recipes.TeacherConfig | recipes.StudentConfig]:
-        teacher = {} if self.recipe.teacher is None else {"teacher": self.recipe.teacher}
-        return {**teacher, "student": self.recipe.student}
-
-    def _side(self, model: recipes.ModelConfig) -> int:
-        return model.image_size or self.image_size
-
-    @property
-    def _view_size(self) -> int:
-        """Side of the view that teacher and student share: the larger of theirs."""
-        return max(self._side(part.model) for part in self._parts.values())
-
-    @cached_property
-    def image_size(self) -> int:
-        """Side of the input of the models that have none of their own: the recipe's, or the data set's own side,
-        enlarged to what the patches divide and to 4×4 tokens at least."""
-        if self.recipe.data.image_size is not None:
-            return self.recipe.data.image_size
-        step = lcm(*(reduction(part.model) for part in self._parts.values() if part.model.image_size is None))
-        return step * max(TOKENS_PER_SIDE, -(-self.source.native_size // step))
-
-    @cached_property
-    def material(self) -> Any:
-        """The images and their splits, read when the first stage needs them."""
-        from vit_edge.data import material
-        from vit_edge.stages import preflight
-
-        found = material.load(self.recipe.data, self.image_size, self.data_dir)
-        counts = ", ".join(f"{count} {name}" for name, count in found.summary().items())
-        say(f"data: {self.recipe.data.spec}, {len(found.classes)} classes: {counts}")
-        self._warn_of_margin(len(found.splits.gate))
-        if len(found.splits.calibration) < self.recipe.int8.minimum_images:
-            self._refuse_to_quantize(len(found.splits.calibration))
-        if "student" not in self.done:
-            for role, part in self._parts.items():
-                preflight.check(role, part, found.classes, self._side(part.model))
-        return found
-
-    def _refuse_to_quantize(self, calibration_images: int) -> None:
-        """Before the training, when the run goes on to int8; else a warning: the images may yet be given."""
-        problem = (
-            f"{calibration_images} calibration images: quantizing needs {self.recipe.int8.minimum_images} at least"
-        )
-        fix = "give more training images, raise data.calibration_images, or lower int8.minimum_images"
-        if STAGES.index(self.until) >= STAGES.index("int8"):
-            raise UserError(problem, fix)
-        say(f"warning: {problem} and will be refused; {fix}")
-
-    def _warn_of_margin(self, gate_images: int) -> None:
-        """A margin that so many images cannot decide is better known before the training than after it."""
-        margin_points = self.recipe.gate.max_drop_points
-        if not margin_points:
-            return
-        needed = images_needed(USUAL_DISCORDANCE, margin_points)
-        assert needed is not None
-        if gate_images < needed:
-            say(
-                f"warning: {gate_images} gate images cannot decide a drop of {margin_points:g} points: about {needed} are "
-                f"needed even if int8 and the reference differ on {USUAL_DISCORDANCE:.0%} of them; expect `undecided`"
-            )
 
     def _write_recipe(self) -> None:
         text = yaml.safe_dump(_plain(self.recipe), sort_keys=False, allow_unicode=True)

@@ -45,8 +45,7 @@ def test_a_loss_that_grows_beyond_guessing_is_divergence() -> None:
     for loss in 10 * [30.0, *19 * [2.3]]:  # a spike passes
         watch.see(loss, 1)
     with pytest.raises(UserError, match=r"grew to .* from 2.3 at the start in epoch 4"):
-        for _ in range(20):
-            watch.see(9.0, 3)
+        _see(watch, 20 * [9.0], epoch=3)
 
 
 def test_a_training_that_starts_well_may_get_worse_at_first() -> None:
@@ -140,6 +139,11 @@ def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     assert [event.value for event in read.Scalars("loss")] == pytest.approx(
         [line["loss"] for line in metrics_of(tmp_path)]
     )
+
+
+def _see(watch: divergence.Watch, losses: list[float], epoch: int) -> None:
+    for loss in losses:
+        watch.see(loss, epoch)
 
 
 def _classifier() -> Classifier:

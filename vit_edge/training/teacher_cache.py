@@ -65,7 +65,7 @@ class TeacherCache:
                 "free some, or set student.distillation.cache to false",
             )
         if missing:
-            say(f"teacher's logits are kept in {self.folder}: {self.bytes_per_epoch / 1e6:.1f} MB an epoch")
+            say(f"teacher's logits are kept in {self.folder}: {self.bytes_per_epoch / 1e6:.2f} MB an epoch")
         else:
             say(f"teacher's logits come from {self.folder}")
 
