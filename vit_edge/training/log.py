@@ -55,6 +55,6 @@ def _tensorboard(folder: Path, epochs: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as err:
         raise UserError(
-            "--tensorboard needs the package tensorboard, which is not installed", "pip install tensorboard"
+            "--tensorboard needs the package tensorboard, which is not installed", 'pip install "vit-edge[tensorboard]"'
         ) from err
     return SummaryWriter(str(folder), purge_step=epochs + 1)
