@@ -1,5 +1,6 @@
 """The training loop: it learns, every setting does something, and it stops at a loss that is none."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from vit_edge.models import zoo
 from vit_edge.models.classifier import Classifier
 from vit_edge.pipeline import Pipeline
 from vit_edge.preprocess import Preprocessing
+from vit_edge.quantization import watch
 from vit_edge.recipe import ModelConfig, TrainingConfig
 from vit_edge.training import divergence, optimizer
 
@@ -32,6 +34,18 @@ def test_training_learns_and_reports(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "student" / "checkpoint.pt").exists()
 
 
+def test_a_student_out_of_int8s_reach_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "OUT_OF_REACH", 1.01)
+    train(tmp_path, student__training__epochs=2)
+    assert re.search(r"int8 would answer .*% of the images otherwise; .* in blocks.\d: \d+ σ", capsys.readouterr().err)
+    last = metrics_of(tmp_path)[-1]
+    assert 0 <= last["int8_agreement"] <= 1
+    assert set(last["outliers"]) == {"blocks.0", "blocks.1"}
+    assert set(last["outliers"]["blocks.0"]) == {"max_over_sigma", "kurtosis"}
+
+
 def test_a_rate_that_is_too_high_stops_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the loss (became|grew to) .*\n.*learning_rate"):
         train(tmp_path, student__training__learning_rate=1e20, student__training__warmup_epochs=0.0)
@@ -39,19 +53,19 @@ def test_a_rate_that_is_too_high_stops_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_grows_beyond_guessing_is_divergence() -> None:
-    watch = divergence.Watch(classes=10, learning_rate=0.1)
+    seen = divergence.Watch(classes=10, learning_rate=0.1)
     for _ in range(60):
-        watch.see(2.3, 0)
+        seen.see(2.3, 0)
     for loss in 10 * [30.0, *19 * [2.3]]:  # a spike passes
-        watch.see(loss, 1)
+        seen.see(loss, 1)
     with pytest.raises(UserError, match=r"grew to .* from 2.3 at the start in epoch 4"):
-        _see(watch, 20 * [9.0], epoch=3)
+        _see(seen, 20 * [9.0], epoch=3)
 
 
 def test_a_training_that_starts_well_may_get_worse_at_first() -> None:
-    watch = divergence.Watch(classes=10, learning_rate=0.1)
+    seen = divergence.Watch(classes=10, learning_rate=0.1)
     for loss in [0.1] * 20 + [1.5] * 40 + [0.1] * 20:
-        watch.see(loss, 0)
+        seen.see(loss, 0)
 
 
 def test_mixup_and_bf16_train(tmp_path: Path) -> None:
@@ -141,9 +155,9 @@ def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     )
 
 
-def _see(watch: divergence.Watch, losses: list[float], epoch: int) -> None:
+def _see(seen: divergence.Watch, losses: list[float], epoch: int) -> None:
     for loss in losses:
-        watch.see(loss, epoch)
+        seen.see(loss, epoch)
 
 
 def _classifier() -> Classifier:
