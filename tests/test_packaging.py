@@ -1,5 +1,7 @@
 """The wheel holds what the product needs at run time, and the README says only what is so."""
 
+import json
+import os
 import re
 import shlex
 import subprocess
@@ -21,17 +23,80 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_wheel_ships_recipes_profiles_and_templates(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        names = set(wheel.namelist())
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_ships_recipes_profiles_and_templates(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        names = set(opened.namelist())
     for kind in ("pipelines", "targets"):
         for name in shipped(kind):
             assert f"vit_edge/_shipped/{kind}/{name}.yaml" in names
     assert "vit_edge/report/page.html.j2" in names
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+# Bytes of what vit-edge brings beside the runtime named and what that needs itself, by package.
+MEASURE = """
+import json, os, re, sys
+from importlib.metadata import PackageNotFoundError, distribution
+
+def needed(name):
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:  # for another system or Python
+        return set()
+    plain = [re.match(r"[\\w.-]+", line)[0] for line in found.requires or () if "extra ==" not in line]
+    return {found.name}.union(*map(needed, plain))
+
+def size_bytes(name):
+    return sum(os.path.getsize(path.locate()) for path in distribution(name).files if path.locate().exists())
+
+ours = needed("vit-edge") - needed(sys.argv[1])
+print(json.dumps({name: size_bytes(name) for name in ours}))
+"""
+
+
+def test_a_device_installs_one_runtime_and_gates_a_bundle(wheel: Path, ort_bundle: Path, tmp_path: Path) -> None:
+    """In an empty environment: no torch, at most 30 MB beyond the runtime, and `gate` works."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[onnxruntime]"]
+    installed = subprocess.run(install, capture_output=True, text=True)
+    if installed.returncode:
+        reason = f"pip cannot install here: {installed.stderr[-200:]}"
+        (pytest.fail if "onnxruntime" in os.environ.get("VIT_EDGE_REQUIRE", "").split(",") else pytest.skip)(reason)
+    measured = subprocess.run([python, "-c", MEASURE, "onnxruntime"], check=True, capture_output=True, text=True)
+    sizes = json.loads(measured.stdout)
+    assert sum(sizes.values()) <= 30e6, sizes
+    assert not {"torch", "numpy", "pillow", "pyyaml"} & {name.lower() for name in sizes}
+    arguments = ("--max-drop", "5", "--min-relative-top1", "0.9", "--html", tmp_path / "gate.html")
+    gate = [python, "-m", "vit_edge", "gate", ort_bundle, *arguments]
+    done = subprocess.run(gate, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for command in ("doctor", "targets", "train", "predict"):
+        arguments = [ort_bundle, "x.png"] if command == "predict" else []
+        done = subprocess.run(
+            [python, "-m", "vit_edge", command, *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0 or (done.returncode == 2 and "fix: pip install" in done.stderr), done.stderr
+
+
+def test_a_gate_starts_without_what_it_does_not_need_yet(tmp_path: Path) -> None:
+    """Half a second is what it has (README): these would take a third of that."""
+    program = (
+        "import sys\nfrom vit_edge.cli.main import main\nsys.argv = ['vit-edge', 'gate', 'nowhere']\n"
+        "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules)\n"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
+    late = {"psutil", "PIL", "yaml", "jinja2", "rich.console", "rich.progress", "onnxruntime", "filelock", "torch"}
+    assert not late & set(loaded.stdout.split())
 
 
 def commands() -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from vit_edge.errors import UserError
-from vit_edge.preprocess import Preprocessing, decode
+from vit_edge.pixels import decode
+from vit_edge.preprocess import Preprocessing
 
 RAMP = np.tile(np.linspace(0, 255, 16, dtype=np.uint8), (8, 1))
 RGB = np.stack([RAMP, RAMP[:, ::-1], np.full_like(RAMP, 40)], axis=-1)

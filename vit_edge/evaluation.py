@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from vit_edge.errors import UserError
-from vit_edge.preprocess import Preprocessing, decode
+from vit_edge.preprocess import Preprocessing
 from vit_edge.safety import arrays, documents, names
 from vit_edge.safety.documents import Text
 from vit_edge.settings import Settings
@@ -154,6 +154,8 @@ def rebuild_images(
 
     The names of names.json are paths below `source`. Whether the result is the recorded one, `read` checks.
     """
+    from vit_edge.pixels import decode
+
     manifest = manifest_of(_content(folder), folder / MANIFEST, expected_digest)
     check_file(folder / NAMES, manifest.files[NAMES], folder / NAMES, COPY_AGAIN)
     found, size = _names(folder, manifest), preprocessing.image_size

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from vit_edge.processes import leads
 
 LINE_EVERY_SECONDS = 30.0
@@ -37,6 +34,16 @@ def progress(label: str, total: int, done: int = 0, unit: str = "it") -> Iterato
 
 @contextmanager
 def _bar(label: str, total: int, done: int, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),

@@ -6,11 +6,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, Strict, field_validator, model_validator
 
 from vit_edge.errors import UserError
-from vit_edge.settings import Settings, parse, read_value, read_yaml
+from vit_edge.settings import Settings, parse
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(gt=0, lt=10**9)]
@@ -259,7 +258,9 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> Recipe:
 
     Raises UserError for a file, a key or a value that is wrong.
     """
-    values = read_yaml(path)
+    from vit_edge import yaml_text
+
+    values = yaml_text.read(path)
     if not isinstance(values, dict):
         raise UserError(
             f"{path}: expected a mapping of settings, found {type(values).__name__}", "see `vit-edge pipelines`"
@@ -278,11 +279,15 @@ def laid_over(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 def parse_override(text: str) -> tuple[str, Any]:
     """`a.b=3` as ("a.b", 3); the value is read as YAML."""
+    import yaml
+
+    from vit_edge import yaml_text
+
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise UserError(f"--set {text!r}: expected KEY=VALUE", "for example --set student.training.epochs=5")
     try:
-        return key, read_value(value)
+        return key, yaml_text.value(value)
     except yaml.YAMLError as err:
         raise UserError(f"--set {text!r}: the value is not valid YAML", "quote it") from err
 

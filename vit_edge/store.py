@@ -20,11 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from vit_edge.errors import UserError
 from vit_edge.progress import say
-from vit_edge.settings import read_yaml
 
 RECIPE = "recipe.yaml"
 ELSEWHERE = "give another folder with --out, or delete this one"
@@ -67,6 +64,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run for this process; UserError that names the holder when another process has it."""
+        from filelock import FileLock, Timeout
+
         self.folder.mkdir(parents=True, exist_ok=True)
         holder = self.folder / ".lock-holder"
         lock = FileLock(self.folder / ".lock", timeout=0)
@@ -109,7 +108,9 @@ class RunFolder:
             raise UserError(f"{self.folder} is not empty and no run: it holds {', '.join(found[:3])}", ELSEWHERE)
         if not found or not self._holds_work():
             return
-        values = read_yaml(recipe)
+        from vit_edge import yaml_text
+
+        values = yaml_text.read(recipe)
         other = values.get("name") if isinstance(values, dict) else None
         if other != name:
             raise UserError(f"{self.folder} holds the run {other!r}, not {name!r}", ELSEWHERE)

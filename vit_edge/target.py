@@ -7,7 +7,7 @@ from pydantic import Field, Strict
 
 from vit_edge.errors import unknown
 from vit_edge.safety.documents import Text
-from vit_edge.settings import Settings, parse, read_yaml
+from vit_edge.settings import Settings, parse
 from vit_edge.shipped import shipped
 
 RuntimeName = Literal["onnxruntime", "openvino", "tensorrt"]
@@ -66,7 +66,9 @@ def load(name: str) -> Target:
     path = Path(name) if name.endswith((".yaml", ".yml")) else shipped("targets").get(name)
     if path is None:
         raise unknown("target", name, known())
-    return parse(Target, {"name": path.stem} | (read_yaml(path) or {}), str(path))
+    from vit_edge import yaml_text
+
+    return parse(Target, {"name": path.stem} | (yaml_text.read(path) or {}), str(path))
 
 
 def known() -> list[str]:

@@ -13,7 +13,8 @@ from torchvision.transforms.v2 import functional
 from vit_edge.data import datasets
 from vit_edge.data.augmentation import crop_box
 from vit_edge.data.views import Views
-from vit_edge.preprocess import Preprocessing, decode
+from vit_edge.pixels import decode
+from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import AugmentConfig
 from vit_edge.stages.snippet import preparing
 

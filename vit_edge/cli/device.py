@@ -83,7 +83,6 @@ def gate(
     from vit_edge.bundle import Trust
     from vit_edge.errors import UserError
     from vit_edge.gate import preset as presets
-    from vit_edge.report import console, html, junit, markdown
     from vit_edge.stages.gate import gate_bundle
 
     given = {
@@ -108,6 +107,8 @@ def gate(
         bundle, limits=[*layers, ("command line", overrides)], reference=reference, images=images, seconds=seconds,
         trust=Trust(expect_sha256, require_signature), baseline=baseline,
     ).report  # fmt: skip
+    from vit_edge.report import console, html, junit, markdown
+
     _write(json_file, report.to_json)
     _write(junit_file, lambda: junit.of_report(report))
     _write(markdown_file, lambda: markdown.of_report(report))

@@ -71,6 +71,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(BROKEN_PIPE)
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").partition(".")[0]
+        if missing in ("", "vit_edge"):
+            _bug()
+        _end(MISTAKE, f"error: this needs {missing}, which is not installed", f"fix: pip install {_brings(missing)}")
     except Exception as err:
         if isinstance(err, USAGE_ERROR) and not err.format_message():
             sys.exit(MISTAKE)  # the help has been printed, since no command was given
@@ -78,8 +83,17 @@ def main() -> None:
             _end(MISTAKE, f"error: {err.format_message()}", f"fix: see `{_command_path(err)} --help`")
         if isinstance(err, OSError) and err.filename is not None:
             _end(MISTAKE, f"error: {err.filename}: {err.strerror}", "fix: give a path that can be read and written")
-        traceback.print_exc()
-        _end(BUG, "this is a bug in vit-edge", "report it with the lines above and the output of `vit-edge doctor`")
+        _bug()
+
+
+def _bug() -> NoReturn:
+    traceback.print_exc()
+    _end(BUG, "this is a bug in vit-edge", "report it with the lines above and the output of `vit-edge doctor`")
+
+
+def _brings(module: str) -> str:
+    """What to give pip for a module that a device does without."""
+    return {"PIL": '"vit-edge[images]"', "yaml": "pyyaml"}.get(module, '"vit-edge[train]"')
 
 
 def _interrupt(*_: object) -> None:

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from vit_edge.preprocess import RESAMPLING, Preprocessing
+from vit_edge.pixels import RESAMPLING
+from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import AugmentConfig
 
 WIDEST = 4 / 3

@@ -18,7 +18,7 @@ from PIL import Image
 from typing_extensions import Self
 
 from vit_edge.errors import UserError
-from vit_edge.preprocess import open_rgb
+from vit_edge.pixels import open_rgb
 from vit_edge.progress import progress, say
 from vit_edge.store import canonical_json, digest_and_size
 

@@ -8,7 +8,8 @@ from typing import Any
 from vit_edge.errors import UserError
 from vit_edge.models import layouts, weight_files, zoo
 from vit_edge.models.card import CARD, WEIGHTS, read_card
-from vit_edge.preprocess import RESAMPLING, Preprocessing
+from vit_edge.pixels import RESAMPLING
+from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import ModelConfig
 from vit_edge.settings import parse
 

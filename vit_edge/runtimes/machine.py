@@ -5,8 +5,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from vit_edge.store import processor_name
 from vit_edge.target import Target
 
@@ -20,6 +18,8 @@ INSTRUCTION_SETS = {
 
 def machine() -> dict[str, Any]:
     """Processor, cores, instruction sets that matter for int8, memory and operating system."""
+    import psutil  # takes long to import
+
     return {
         "processor": processor_name(),
         "physical_cores": physical_cores(),
@@ -31,6 +31,8 @@ def machine() -> dict[str, Any]:
 
 def physical_cores() -> int:
     """Physical cores that this process may use."""
+    import psutil
+
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vit_edge import bundle, preprocess
+from vit_edge import bundle
 from vit_edge.bundle import Trust
 from vit_edge.runtimes import registry
 from vit_edge.stages.gate import check_logits, graph_input, open_sessions
@@ -16,8 +16,10 @@ def predict_images(
     bundle_path: Path, images: Sequence[Path], top: int, trust: Trust = Trust()
 ) -> list[dict[str, float]]:
     """For each image its `top` likeliest classes, likeliest first: class name → softmax probability."""
+    from vit_edge.pixels import decode
+
     with bundle.opened(bundle_path, trust) as opened, ExitStack() as stack:
-        prepared = opened.manifest.preprocessing.prepare_all(preprocess.decode(path) for path in images)
+        prepared = opened.manifest.preprocessing.prepare_all(decode(path) for path in images)
         runtime = registry.load(opened.manifest.target.runtime)
         [int8] = open_sessions(stack, opened, runtime, floats=False)
         logits_BK = int8.session.run(graph_input(opened)(prepared))

@@ -7,7 +7,6 @@ from string import Template
 from vit_edge import bundle
 from vit_edge.bundle import Manifest, Trust
 from vit_edge.errors import UserError
-from vit_edge.preprocess import resize_and_cut, to_rgb
 
 PROGRAM = Template("""\
 # $model in int8 for $runtime. Needs: pip install $runtime numpy pillow
@@ -36,7 +35,9 @@ images = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def preparing() -> str:
-    """The functions that make the model's input of an image file: those of vit_edge/preprocess.py, to the letter."""
+    """The functions that make the model's input of an image file: those of vit_edge/pixels.py, to the letter."""
+    from vit_edge.pixels import resize_and_cut, to_rgb
+
     return "\n\n".join(inspect.getsource(function) for function in (to_rgb, resize_and_cut))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_edge import recipe as recipes
+from vit_edge import yaml_text
 from vit_edge.data import material
 from vit_edge.data.material import Material
 from vit_edge.errors import UserError
@@ -14,7 +15,7 @@ from vit_edge.models import origin, zoo
 from vit_edge.models.card import saved_in
 from vit_edge.models.classifier import Classifier
 from vit_edge.recipe import DataConfig, ModelConfig
-from vit_edge.settings import parse, read_yaml
+from vit_edge.settings import parse
 from vit_edge.store import RECIPE
 from vit_edge.training.setup import build
 
@@ -76,6 +77,6 @@ def _data(model: Path, spec: str | None) -> DataConfig:
     recipe = next((folder / RECIPE for folder in (model, model.parent) if (folder / RECIPE).is_file()), None)
     own = DataConfig()
     if recipe is not None and saved_in(model) is not None:
-        values = read_yaml(recipe)
+        values = yaml_text.read(recipe)
         own = parse(DataConfig, values.get("data", {}) if isinstance(values, dict) else values, str(recipe))
     return own if spec in (None, own.spec) else DataConfig(spec=spec)
