@@ -60,8 +60,8 @@ def main() -> None:
         sessions = {name: stack.enter_context(runtime.open([path], target)) for name, path in files.items()}
         batches = [image[None] for image in images_NHWC]
         queries = {name: clock.query(session, batches) for name, session in sessions.items()}
-        latencies_ms = clock.interleaved(queries, protocol)
-    found = {name: percentiles(values) for name, values in latencies_ms.items()}
+        streams = clock.interleaved(queries, protocol)
+    found = {name: percentiles(stream.latencies_ms) for name, stream in streams.items()}
     print(
         f"onnxruntime {onnxruntime.__version__}, {machine.machine()['processor']}, {options.threads} threads, batch 1"
     )

@@ -4,7 +4,7 @@ import pytest
 from vit_edge import gate
 from vit_edge.errors import UserError
 from vit_edge.recipe import Limits
-from vit_edge.report.schema import Artefact, Check
+from vit_edge.report.schema import Check
 from vit_edge.runtimes.base import UNKNOWN, Coverage, Product
 
 
@@ -90,48 +90,11 @@ def test_coverage_without_expectation_is_skipped_in_words() -> None:
     assert "does not say which must" in found.detail
 
 
-def artefact(name: str, precision: str, p50: float) -> Artefact:
-    ms = {"p50": p50, "p90": 2 * p50, "p99": 3 * p50, "n": 100}
-    return Artefact(name=name, precision=precision, ms=ms, noise=0.01, load_ms=1.0, size_bytes=10)  # type: ignore[arg-type]
-
-
-def latency(int8_p50: float = 2.0, sound: tuple[str, ...] = ("f32", "bf16")) -> gate.Latency:
-    timed = [artefact("int8", "bf16", int8_p50), artefact("f32", "f32", 6.0), artefact("bf16", "bf16", 3.0)]
-    reference = {"p50": 4.0, "p90": 4.0, "p99": 4.0, "n": 9}
-    return gate.latency(timed, sound, reference, batch=1, peak_memory_bytes=None)  # type: ignore[arg-type]
-
-
-def test_int8_is_compared_with_the_best_float_that_is_right() -> None:
-    best = latency()
-    assert (best.float_precision, best.speedup_vs_float, best.speedup_vs_f32, best.ratio_vs_reference) == (
-        "bf16",
-        1.5,
-        3.0,
-        0.5,
-    )
-    assert latency(sound=("f32",)).float_precision == "f32"
-
-
-def test_slower_than_float_is_a_recommendation_and_no_failure() -> None:
-    found = latency(int8_p50=4.0)
-    assert found.recommended == "float"
-    assert gate.check_latency(found, Limits()).verdict == "pass"
-    assert "ship the float artefact" in gate.check_latency(found, Limits()).detail
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{"min_speedup": 1.6}, {"max_p90_ms": 3.9}, {"max_vs_reference": 0.4}],
-    ids=lambda given: next(iter(given)),
-)
-def test_latency_fails_under_a_limit_alone(limits: dict[str, float]) -> None:
-    found = gate.check_latency(latency(), Limits(**limits))  # type: ignore[arg-type]
-    assert found.verdict == "fail"
-    assert next(iter(limits)) in found.detail
-
-
-def test_a_limit_that_nothing_was_measured_for_is_unmeasured() -> None:
-    assert gate.check_latency(latency(sound=()), Limits(min_speedup=1.0)).verdict == "unmeasured"
+@pytest.mark.parametrize(("counts_as", "expected"), [(None, "undecided"), ("pass", "pass"), ("fail", "fail")])
+def test_what_is_undecided_counts_as_the_limits_say(counts_as: str | None, expected: str) -> None:
+    checks = [check("accuracy", "undecided"), check("latency", "undecided"), check("parity", "unmeasured")]
+    settled = gate.settled(checks, Limits(undecided=counts_as))  # type: ignore[arg-type]
+    assert [one.verdict for one in settled] == [expected, expected, "unmeasured"]
 
 
 @pytest.mark.parametrize(("name", "share"), [("mlperf-99", 0.99), ("mlperf-99.9", 0.999), ("mobile-98", 0.98)])

@@ -163,11 +163,21 @@ def test_chance_of_at_least_is_the_binomial_tail() -> None:
     assert metrics.chance_of_at_least(0, 300, 0.005) == 1
 
 
-def test_noise_of_a_median_is_that_of_medians_of_other_runs() -> None:
+def test_noise_is_how_far_the_statistic_of_other_runs_lies() -> None:
     rng = np.random.default_rng(0)
     runs = 5 + rng.gamma(2, 0.2, (400, 600))
-    told = np.mean([metrics.noise_of_median(run, 8) for run in runs[:50]])
-    assert told == pytest.approx(1.96 * np.std(np.median(runs, axis=1)) / np.median(runs), rel=0.35)
-    drifting = runs[0] + np.repeat(rng.normal(0, 1, 75), 8)
-    assert metrics.noise_of_median(drifting, 8) > 5 * told
-    assert metrics.noise_of_median(np.ones(3), 8) == 1.0
+    for statistic in (np.median, lambda run: np.percentile(run, 90)):
+        told = np.mean([metrics.noise(run, statistic) for run in runs[:100]])
+        values = np.asarray([statistic(run) for run in runs])
+        assert told == pytest.approx(2.26 * np.std(values) / np.mean(values), rel=0.25)
+    drifting = runs[0] * np.linspace(1, 1.2, 600)
+    assert metrics.noise(drifting, np.median) > 0.03
+    assert metrics.noise(np.ones(15), np.median) == 1.0
+
+
+def test_noise_of_a_ratio_leaves_out_what_both_had() -> None:
+    rng = np.random.default_rng(0)
+    common = np.repeat(rng.gamma(2, 1, 20), 40)
+    pairs_N2 = np.stack([2 * common, common], axis=1) * (1 + 0.01 * rng.normal(size=(800, 2)))
+    assert metrics.noise(pairs_N2[:, 0], np.median) > 0.2
+    assert metrics.noise(pairs_N2, lambda block: np.median(block[:, 0]) / np.median(block[:, 1])) < 0.01

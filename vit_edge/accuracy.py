@@ -68,7 +68,6 @@ def check(found: Accuracy, limits: Limits) -> Check:
     worst = next((kind for kind in ("fail", "undecided") if kind in [one.verdict for one in held]), "pass")
     if worst == "undecided":
         told = f"too few images to decide: {told}; {_told_needed(found)}"
-        worst = limits.undecided or worst
     return Check.model_validate({"name": "accuracy", "verdict": worst, "detail": told})
 
 

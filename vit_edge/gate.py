@@ -1,4 +1,6 @@
-"""From measurements and limits to a verdict. No file is read and nothing is measured here. (Accuracy: accuracy.py.)
+"""From measurements and limits to a verdict. No file is read and nothing is measured here.
+
+Accuracy, latency and the comparison with an earlier gate have files of their own.
 
 N images, K classes. top1 is a fraction.
 """
@@ -11,16 +13,7 @@ import numpy as np
 from vit_edge import metrics
 from vit_edge.errors import unknown
 from vit_edge.recipe import Limits
-from vit_edge.report.schema import (
-    Artefact,
-    Check,
-    CoverageReport,
-    FloatParity,
-    Latency,
-    Limit,
-    Parity,
-    Verdict,
-)
+from vit_edge.report.schema import Check, CoverageReport, FloatParity, Limit, Parity, Verdict
 from vit_edge.runtimes.base import Coverage
 from vit_edge.settings import parse
 
@@ -33,8 +26,6 @@ PRESETS = {"mlperf-99": 0.99, "mlperf-99.9": 0.999, "mobile-98": 0.98}
 
 PARITY_TOLERANCE = 1e-3
 PARITY_AGREEMENT = 0.995
-# p90 over p50 of every artefact beyond which something else was using the machine.
-UNSTEADY = 3.0
 
 
 class HeldLimits:
@@ -66,6 +57,12 @@ def preset(name: str) -> tuple[str, dict[str, Any]]:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return f"preset {name}", {"max_drop_points": None, "min_relative_top1": PRESETS[name]}
+
+
+def settled(checks: Sequence[Check], limits: Limits) -> list[Check]:
+    """The checks, with what is undecided counted as the limits say."""
+    counts_as = limits.undecided or "undecided"
+    return [one.model_copy(update={"verdict": counts_as}) if one.verdict == "undecided" else one for one in checks]
 
 
 def overall(checks: Sequence[Check]) -> tuple[Verdict, str | None]:
@@ -133,58 +130,6 @@ def check_coverage(report: CoverageReport, expected: Sequence[str] | None) -> Ch
     return Check(name="coverage", verdict="pass", detail=told)
 
 
-def latency(
-    artefacts: Sequence[Artefact], sound: Sequence[str], reference_ms: metrics.Percentiles | None, *, batch: int,
-    peak_memory_bytes: int | None,
-) -> Latency:  # fmt: skip
-    """int8 (the artefact of that name) against the fastest float artefact whose parity holds (`sound`: their names).
-
-    reference_ms is at batch 1 and is compared at batch 1 alone.
-    """
-    int8 = next((one for one in artefacts if one.name == "int8"), None)
-    floats = [one for one in artefacts if one.name in sound]
-    best = min(floats, key=lambda one: one.ms["p50"], default=None)
-    f32 = next((one for one in floats if one.precision == "f32"), None)
-    speedup = _ratio(_p50(best), _p50(int8))
-    return Latency(
-        target_ms=int8.ms if int8 else None,
-        float_ms=best.ms if best else None,
-        float_precision=best.precision if best else None,
-        reference_ms=reference_ms,
-        speedup_vs_float=speedup,
-        speedup_vs_f32=_ratio(_p50(f32), _p50(int8)),
-        ratio_vs_reference=_ratio(_p50(int8), reference_ms["p50"]) if reference_ms and batch == 1 else None,
-        recommended=None if speedup is None else "int8" if speedup >= 1 else "float",
-        batch=batch,
-        peak_memory_bytes=peak_memory_bytes,
-        artefacts=list(artefacts),
-    )
-
-
-def check_latency(found: Latency, limits: Limits) -> Check:
-    """Slower than float is told; it fails only under a limit. A limit on what was not measured stays unmeasured."""
-    told = _told_latency(found)
-    measured = {
-        "min_speedup": found.speedup_vs_float,
-        "max_p90_ms": found.target_ms["p90"] if found.target_ms else None,
-        "max_vs_reference": found.ratio_vs_reference,
-    }
-    held = {name: limit for name in measured if (limit := getattr(limits, name)) is not None}
-    broken = [
-        f"{name} is {limit:g}, found {value:.3g}"
-        for name, limit in held.items()
-        if (value := measured[name]) is not None and (value < limit if name == "min_speedup" else value > limit)
-    ]
-    unknown = [name for name in held if measured[name] is None]
-    if broken:
-        return Check(name="latency", verdict="fail", detail=f"{'; '.join(broken)}; {told}")
-    if unknown:
-        return Check(
-            name="latency", verdict="unmeasured", detail=f"nothing to hold {', '.join(unknown)} against; {told}"
-        )
-    return Check(name="latency", verdict="pass", detail=told if held else f"{told}; no limit is set")
-
-
 def unmeasured(reason: str, *, regression: bool) -> list[Check]:
     """The checks that need the device, when it cannot be used. regression: whether there is a baseline to compare with."""
     names: tuple[Any, ...] = ("parity", "coverage", "accuracy", "latency", *(["regression"] if regression else []))
@@ -207,26 +152,3 @@ def _named(coverage: Coverage, expected: Sequence[str] | None) -> bool:
 
 def _is_int8(name: str, coverage: Coverage) -> bool:
     return any(product.is_int8 and product.came_from(name) for product in coverage.products)
-
-
-def _told_latency(found: Latency) -> str:
-    if found.target_ms is None:
-        return "int8 was not timed"
-    told = f"int8 p50 {found.target_ms['p50']:.3g} ms, p90 {found.target_ms['p90']:.3g} ms"
-    if found.speedup_vs_float is None or found.float_ms is None:
-        told += "; no sound float artefact to compare with"
-    else:
-        told += f"; float ({found.float_precision}) p50 {found.float_ms['p50']:.3g} ms: {found.speedup_vs_float:.2f}×"
-    if found.recommended == "float":
-        told += "; int8 is slower here: ship the float artefact"
-    if all(one.ms["p90"] > UNSTEADY * one.ms["p50"] for one in found.artefacts):
-        told += "; unsteady, the machine was busy: time again when it is idle"
-    return told
-
-
-def _p50(artefact: Artefact | None) -> float | None:
-    return artefact.ms["p50"] if artefact else None
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None

@@ -4,7 +4,7 @@ N images, K classes. top1 and agreement are fractions; drops and margins are per
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ MAX_IMAGES = 10**9
 # Differing images below which their distribution is summed up instead of taken for a normal one.
 FEW = 100
 TINY = 1e-300
+# Blocks of measurements in order, and the two-sided 95 % quantile of Student's t for so many.
+BLOCKS, LEAST_IN_BLOCK = 10, 8
+T975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 # One gate's count of images, or an array of many gates'.
 Count = float | np.ndarray
@@ -81,18 +84,18 @@ def percentiles(latencies_ms: Sequence[float] | np.ndarray) -> Percentiles:
     return Percentiles(p50=float(p50), p90=float(p90), p99=float(p99), n=len(latencies_ms))
 
 
-def noise_of_median(latencies_ms: np.ndarray, turn: int) -> float:
-    """Half the width of a 95 % interval of the median, as a share of it.
+def noise(samples_N: np.ndarray, statistic: Callable[[np.ndarray], float]) -> float:
+    """Half the width of a 95 % interval of a statistic of measurements in order, as a share of it.
 
-    From the medians of turns of `turn` queries in a row, since what disturbs a query disturbs its neighbours too.
-    A median's standard error is √(π/2) of the mean's.
+    From its values in consecutive blocks (the method of batch means), since what disturbs a query disturbs those after
+    it too, and what drifts over the blocks counts. 1, which is to say unknown, where there is but one block.
+    samples_N: measurements along the first axis, of one thing or, in rows, of several at the same time.
     """
-    turns = np.array_split(latencies_ms, max(1, len(latencies_ms) // turn))
-    medians = np.asarray([np.median(one) for one in turns])
-    if len(medians) < 2:
+    count = min(BLOCKS, len(samples_N) // LEAST_IN_BLOCK)
+    if count < 2:
         return 1.0
-    error = math.sqrt(math.pi / 2) * float(np.std(medians, ddof=1)) / math.sqrt(len(medians))
-    return 1.96 * error / float(np.median(latencies_ms))
+    values = [statistic(block) for block in np.array_split(samples_N, count)]
+    return T975[len(values)] * float(np.std(values, ddof=1)) / math.sqrt(len(values)) / abs(statistic(samples_N))
 
 
 @dataclass(frozen=True)

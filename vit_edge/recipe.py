@@ -189,7 +189,7 @@ class Limits(Settings):
     )
     min_top1: float | None = Field(None, gt=0, le=1)
     undecided: Literal["fail", "pass"] | None = Field(
-        None, description="what an undecided accuracy counts as; null: exit 3"
+        None, description="what an undecided check counts as; null: exit 3"
     )
     min_speedup: float | None = Field(None, gt=0, description="least ratio of float latency to int8 latency")
     max_p90_ms: float | None = Field(None, gt=0)

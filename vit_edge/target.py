@@ -17,8 +17,9 @@ ALIASES = {"onnx": "onnxruntime"}
 class Protocol(Settings):
     """How latency is measured: int8 and float in turn, batch after batch, on varied real images."""
 
-    warmup: int = Field(20, gt=0, le=10_000, description="runs thrown away before each artefact is timed")
+    warmup: int = Field(20, gt=0, le=10_000, description="runs before each artefact is timed; more until it is steady")
     seconds: float = Field(5.0, gt=0, le=3600, description="time to measure for, all artefacts together")
+    seconds_each: float = Field(0.0, ge=0, le=3600, description="least time to measure each artefact for")
     min_queries: int = Field(
         50, gt=0, le=100_000, description="least timed runs of each artefact, even if it takes longer"
     )

@@ -92,6 +92,10 @@ def test_a_limit_that_is_none_is_the_users_mistake(ort_bundle: Path) -> None:
     assert "min_speedup" in done.stderr
 
 
+def test_two_ways_to_say_how_long_to_measure_are_the_users_mistake(ort_bundle: Path) -> None:
+    assert two_lines(vit_edge("gate", ort_bundle, "--official", "--seconds", "1"))
+
+
 def test_a_report_that_cannot_be_written_is_the_users_mistake(ort_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert two_lines(vit_edge("gate", ort_bundle, *LOOSE, "--json", tmp_path / "file" / "gate.json"))

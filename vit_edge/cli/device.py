@@ -67,9 +67,12 @@ def gate(
         float | None, typer.Option("--max-slowdown", metavar="X", min=0, help="Largest p50 over the baseline's.")
     ] = None,
     undecided: Annotated[
-        Literal["fail", "pass"] | None, typer.Option("--undecided", help="What an undecided accuracy counts as.")
+        Literal["fail", "pass"] | None, typer.Option("--undecided", help="What an undecided check counts as.")
     ] = None,
     seconds: Seconds = None,
+    official: Annotated[
+        bool, typer.Option("--official", help="Time every artefact for 1,024 queries and 60 s at least.")
+    ] = False,
     expect_sha256: ExpectSha256 = None,
     require_signature: RequireSignature = None,
     json_file: Annotated[
@@ -100,12 +103,14 @@ def gate(
         raise UserError(
             "--max-slowdown has no effect without --baseline", "give an earlier gate's JSON with --baseline"
         )
+    if official and seconds is not None:
+        raise UserError("--official and --seconds exclude each other", "give one of them")
     _check_writable(json_file, junit_file, markdown_file, html_file)
     layers = [] if preset is None else [presets(preset)]
     overrides = {name: value for name, value in given.items() if value is not None}
     report = gate_bundle(
         bundle, limits=[*layers, ("command line", overrides)], reference=reference, images=images, seconds=seconds,
-        trust=Trust(expect_sha256, require_signature), baseline=baseline,
+        official=official, trust=Trust(expect_sha256, require_signature), baseline=baseline,
     ).report  # fmt: skip
     from vit_edge.report import console, html, junit, markdown
 

@@ -92,14 +92,31 @@ class Accuracy(Part):
     flips: list[Flip] = Field(description="up to 100 of them, those that were right first")
 
 
+class Offline(Part):
+    """Throughput with as many images at hand as it takes: the best of a few ways to run them."""
+
+    images_per_second: float
+    noise: float = Field(description="half the width of its 95 % interval, as a share of it")
+    batch: int = Field(description="images of one query")
+    streams: int = Field(description="sessions side by side, which share the target's threads")
+
+
 class Artefact(Part):
-    """One of the target's files, timed."""
+    """One of the target's files, timed. A noise is half the width of a 95 % interval, as a share of the value."""
 
     name: str
     precision: str
-    ms: Percentiles
-    noise: float = Field(description="half the width of p50's 95 % interval as a share of it, from turn to turn")
+    ms: Percentiles = Field(description="single stream: one query after the other")
+    noise: float = Field(description="of p50")
+    p90_noise: float
+    drift: float = Field(description="p50 of the last quarter of the queries over that of the first, minus 1")
+    histogram: list[int] = Field(description="of the latencies, from Latency.low_ms to high_ms in equal steps")
+    offline: Offline
     load_ms: float
+    first_ms: float = Field(description="the first query, which may still prepare something")
+    warmup: int = Field(description="queries before the timed ones")
+    steady: bool = Field(description="whether the latency had settled by then")
+    memory_bytes: int | None = Field(description="the most that opening and the first query took; null: not told here")
     size_bytes: int
 
 
@@ -109,10 +126,15 @@ class Latency(Part):
     float_precision: str | None
     reference_ms: Percentiles | None
     speedup_vs_float: float | None = Field(description="p50 of the best float precision over p50 of int8")
+    speedup_noise: float | None = Field(description="half the width of its 95 % interval, as a share of it")
     speedup_vs_f32: float | None
     ratio_vs_reference: float | None = Field(description="p50 of int8 over the reference's")
     recommended: Literal["int8", "float"] | None
     batch: int
+    low_ms: float = Field(description="where the histograms begin")
+    high_ms: float = Field(description="where they end; what is above is in no bin")
+    disturbed: float = Field(description="share of the rounds in which every artefact was slower than it is")
+    elsewhere: float = Field(description="share of all processors' time that other programs took meanwhile")
     peak_memory_bytes: int | None = Field(description="of the whole gate, its images included")
     artefacts: list[Artefact]
 

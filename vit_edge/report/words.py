@@ -6,7 +6,7 @@ from vit_edge.ledger import Ledger
 from vit_edge.metrics import Percentiles
 from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
 
-LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
+LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "images/s", "load ms", "first ms", "memory", "size")
 CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "p (Holm), * ≤ 0.05")
 FLIP_HEAD = ("image", "label", "reference", "target", "effect")
 LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agreement", "parameters", "mult-adds", "size", "p50 ms")  # fmt: skip
@@ -41,11 +41,19 @@ def reference(report: Report) -> str:
 def latency_rows(latency: Latency) -> list[tuple[str, ...]]:
     """The artefacts, int8 first, then the reference, which may have run elsewhere."""
     rows = [
-        (_artefact_name(one.name, one.precision), *_ms(one.ms), ms(one.load_ms), size(one.size_bytes))
+        (
+            _artefact_name(one.name, one.precision),
+            *_ms(one.ms),
+            count(round(one.offline.images_per_second)),
+            ms(one.load_ms),
+            ms(one.first_ms),
+            size(one.memory_bytes),
+            size(one.size_bytes),
+        )
         for one in latency.artefacts
     ]
     if latency.reference_ms:
-        rows.append(("reference", *_ms(latency.reference_ms), NOT_MEASURED, NOT_MEASURED))
+        rows.append(("reference", *_ms(latency.reference_ms), *[NOT_MEASURED] * 5))
     return rows
 
 

@@ -88,7 +88,10 @@ class Session(Protocol):
     def coverage(self) -> Coverage: ...
 
     def describe(self) -> dict[str, Any]:
-        """Device, threads, precision really used, and all else that the numbers depend on."""
+        """Device, threads, batch, precision really used, and all else that the numbers depend on.
+
+        open_batch: whether the target's batch, which the graph leaves open, may be another.
+        """
         ...
 
     def __enter__(self) -> "Session": ...

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,59 @@ def instruction_sets() -> list[str]:
         return []
     flags = {flag for line in text.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def restart_peak_memory() -> int | None:
+    """The memory that this process holds, from which its peak is counted anew; null where the system does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return None
+    return _status_bytes("VmRSS")
+
+
+def peak_memory_since(start_bytes: int | None) -> int | None:
+    """The most that this process has held beyond `start_bytes` since `restart_peak_memory` gave that."""
+    peak_bytes = _status_bytes("VmHWM")
+    return None if start_bytes is None or peak_bytes is None else max(0, peak_bytes - start_bytes)
+
+
+def free_memory_bytes() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+class Load:
+    """While the context is open: `elsewhere`, the share of all processors' time that other programs took."""
+
+    elsewhere = 0.0
+
+    def __enter__(self) -> "Load":
+        self._start, self._others = time.perf_counter(), _others_seconds()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        seconds = (time.perf_counter() - self._start) * (os.cpu_count() or 1)
+        self.elsewhere = min(1.0, max(0.0, (_others_seconds() - self._others) / seconds))
+
+
+def _others_seconds() -> float:
+    """Of all processors together since the machine started: spent on anything but this process."""
+    import psutil
+
+    times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    busy = sum(getattr(times, kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+    return float(busy - own.user - own.system)
+
+
+def _status_bytes(key: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")]
+    return found[0] if found else None
 
 
 def peak_memory_bytes() -> int | None:

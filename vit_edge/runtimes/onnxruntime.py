@@ -62,6 +62,7 @@ class OnnxRuntimeSession:
         given = self._session.get_inputs()[0]
         self._input = given.name
         self._batch = batch_of_graph(given.shape[0], target)
+        self._open_batch = not isinstance(given.shape[0], int)
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
         pieces = [self._ran(self._session, piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
@@ -90,6 +91,7 @@ class OnnxRuntimeSession:
             "providers": self._session.get_providers(),
             "threads": machine.threads(self._target),
             "batch": self._batch,
+            "open_batch": self._open_batch,
             "precision": "f32",
             "options": self._entries,
         }

@@ -103,7 +103,8 @@ class OpenVinoSession:
         self._version = core.get_versions("CPU")["CPU"].build_number.partition("-")[0]
         check_input(path, [_shape(given) for given in compiled.inputs])
         self._request = compiled.create_infer_request()
-        self._batch = batch_of_graph(_shape(compiled.input(0))[0], target)
+        dimension = _shape(compiled.input(0))[0]
+        self._batch, self._open_batch = batch_of_graph(dimension, target), dimension is None
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
         pieces = [self._ran(piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
@@ -141,6 +142,7 @@ class OpenVinoSession:
             "device": self._device,
             "threads": self._compiled.get_property("INFERENCE_NUM_THREADS") if on_cpu else None,
             "batch": self._batch,
+            "open_batch": self._open_batch,
             "precision": PRECISIONS.get(used, used),
         }
 

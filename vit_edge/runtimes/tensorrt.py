@@ -121,7 +121,8 @@ class TensorRtSession:
         return tensorrt_layers.coverage(json.loads(text), self._products)
 
     def describe(self) -> dict[str, Any]:
-        return {"runtime": "tensorrt", "version": self._version, **self._gpu, "batch": self._batch, "precision": "f32"}
+        own = {"batch": self._batch, "open_batch": False, "precision": "f32"}  # an engine is built for its batch
+        return {"runtime": "tensorrt", "version": self._version, **self._gpu, **own}
 
     def __enter__(self) -> "TensorRtSession":
         return self

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
+
 from vit_edge import bundle, evaluation, metrics
 from vit_edge.bundle import Trust
 from vit_edge.progress import say
 from vit_edge.report.schema import BenchRow
 from vit_edge.runtimes import clock, registry
-from vit_edge.stages.gate import Opened, evaluation_folder, open_sessions, timed_batches
+from vit_edge.stages import timing
+from vit_edge.stages.artefacts import Opened, open_sessions, timed_batches
+from vit_edge.stages.gate import evaluation_folder
 
 
 def bench_bundles(
@@ -22,21 +26,22 @@ def bench_bundles(
         queries = {}
         for number, one in enumerate(opened):
             images = evaluation.read(evaluation_folder(one, reference), one.manifest.evaluation_sha256)
-            batches = timed_batches(one, images)
-            for artefact in open_sessions(stack, one, registry.load(one.manifest.target.runtime)):
+            target = one.manifest.target
+            batches = timed_batches(one, images, target.batch)
+            first_BHWC = np.array(images.images_NHWC[: target.batch])
+            for artefact in open_sessions(stack, one, registry.load(target.runtime), first_BHWC):
                 timed[f"{number}/{artefact.name}"] = (number, artefact)
                 queries[f"{number}/{artefact.name}"] = clock.query(artefact.session, batches)
-        protocol = opened[0].manifest.target.protocol
-        protocol = protocol if seconds is None else protocol.model_copy(update={"seconds": seconds})
+        protocol = timing.protocol(opened[0].manifest.target, seconds)
         say(f"timing {len(queries)} artefacts, about {protocol.seconds:g} s: leave the machine alone")
-        latencies = clock.interleaved(queries, protocol)
+        streams = clock.interleaved(queries, protocol)
     return [
         BenchRow(
             bundle=str(paths[number]),
             target=opened[number].manifest.target.name,
             artefact=artefact.name,
             batch=opened[number].manifest.target.batch,
-            ms=metrics.percentiles(latencies[key]),
+            ms=metrics.percentiles(streams[key].latencies_ms),
             load_ms=artefact.load_ms,
             size_bytes=artefact.size_bytes,
         )

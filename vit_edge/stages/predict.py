@@ -9,7 +9,7 @@ import numpy as np
 from vit_edge import bundle
 from vit_edge.bundle import Trust
 from vit_edge.runtimes import registry
-from vit_edge.stages.gate import check_logits, graph_input, open_sessions
+from vit_edge.stages.artefacts import check_logits, graph_input, open_sessions
 
 
 def predict_images(
@@ -21,7 +21,7 @@ def predict_images(
     with bundle.opened(bundle_path, trust) as opened, ExitStack() as stack:
         prepared = opened.manifest.preprocessing.prepare_all(decode(path) for path in images)
         runtime = registry.load(opened.manifest.target.runtime)
-        [int8] = open_sessions(stack, opened, runtime, floats=False)
+        [int8] = open_sessions(stack, opened, runtime, prepared[:1], floats=False)
         logits_BK = int8.session.run(graph_input(opened)(prepared))
         check_logits(logits_BK, (len(images), len(opened.manifest.classes)), int8.name)
     return [_named(logits_K, opened.manifest.classes, top) for logits_K in logits_BK]

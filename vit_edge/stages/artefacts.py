@@ -1,0 +1,114 @@
+"""A bundle's artefacts as sessions on this device: int8 first, then each float one in each precision that it has.
+
+B images of a batch, N images of the evaluation, H×W pixels, C = 3 channels, K classes.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vit_edge.bundle import Bundle
+from vit_edge.errors import UserError
+from vit_edge.evaluation import Evaluation
+from vit_edge.runtimes import machine
+from vit_edge.runtimes.base import Runtime, Session
+from vit_edge.target import Target
+
+TIMED_BATCHES = 64
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a session is opened from."""
+
+    runtime: Runtime
+    files: list[Path]
+    target: Target
+    options: Mapping[str, str]
+
+    def open(self, **changes: int) -> Session:
+        """A session, with fields of the target changed: threads, batch."""
+        return self.runtime.open(self.files, self.target.model_copy(update=changes), self.options)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An artefact ready to run. precision: of its floats; load_ms: from files to session; first_ms: of the first query.
+
+    memory_bytes: the most that opening and the first query took, null where the system does not tell.
+    """
+
+    name: str
+    precision: str
+    source: Source
+    session: Session
+    load_ms: float
+    first_ms: float
+    memory_bytes: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.source.files)
+
+
+def open_sessions(
+    stack: ExitStack, opened: Bundle, runtime: Runtime, images_BHWC: np.ndarray, *, floats: bool = True
+) -> list[Opened]:
+    """Sessions of the bundle's artefacts, each with its first query on uint8 `images_BHWC` behind it."""
+    target, options = opened.manifest.target, opened.manifest.session_options
+    asked: list[tuple[str, str, Source]] = [("int8", target.precision, Source(runtime, opened.int8, target, options))]
+    for graph, files in opened.floats.items() if floats else ():
+        for precision in runtime.float_precisions(target) if graph == "f32" else (graph,):
+            source = Source(runtime, files, _in_precision(target, graph, precision), options)
+            asked.append((precision, precision, source))
+    given_B = graph_input(opened)(images_BHWC)
+    return [_open(stack, *one, given_B) for one in asked]
+
+
+def timed_batches(opened: Bundle, images: Evaluation, batch: int) -> list[np.ndarray]:
+    """Up to TIMED_BATCHES batches of different images, as the graph takes them, in memory."""
+    count = max(1, min(TIMED_BATCHES, len(images.labels_N) // batch))
+    feed = graph_input(opened)
+    return [
+        feed(images.images_NHWC[np.arange(i * batch, (i + 1) * batch) % len(images.labels_N)]) for i in range(count)
+    ]
+
+
+def graph_input(opened: Bundle) -> Callable[[np.ndarray], np.ndarray]:
+    """What turns uint8 (B, H, W, 3) images into the graph's input: nothing, or normalisation to float (B, 3, H, W)."""
+    if opened.manifest.input_layout == "uint8-nhwc":
+        return np.ascontiguousarray
+    preprocessing = opened.manifest.preprocessing
+    mean_C, std_C = (np.asarray(triple, np.float32) for triple in (preprocessing.mean, preprocessing.std))
+    return lambda images_BHWC: np.ascontiguousarray(
+        ((images_BHWC.astype(np.float32) / 255 - mean_C) / std_C).transpose(0, 3, 1, 2)
+    )
+
+
+def check_logits(found: np.ndarray, shape: tuple[int, int], name: str) -> None:
+    if found.shape != shape or found.dtype != np.float32:
+        raise UserError(
+            f"the {name} graph gives {found.dtype} {found.shape}, expected float32 {shape}: images and classes",
+            "export again; the graph's only output must be the logits of the bundle's classes",
+        )
+
+
+def _in_precision(target: Target, graph: str, precision: str) -> Target:
+    """The target with its float precision set; a graph that is not f32 carries its precision itself."""
+    return target.model_copy(update={"precision": precision if graph == "f32" else "default"})
+
+
+def _open(stack: ExitStack, name: str, precision: str, source: Source, given_B: np.ndarray) -> Opened:
+    held_bytes = machine.restart_peak_memory()
+    start = time.perf_counter_ns()
+    session = stack.enter_context(source.open())
+    loaded = time.perf_counter_ns()
+    session.run(given_B)
+    ran = time.perf_counter_ns()
+    used = precision if precision != "default" else str(session.describe()["precision"])
+    memory_bytes = machine.peak_memory_since(held_bytes)
+    return Opened(name, used, source, session, (loaded - start) / 1e6, (ran - loaded) / 1e6, memory_bytes)
