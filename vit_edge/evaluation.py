@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from vit_edge.errors import UserError
 from vit_edge.preprocess import Preprocessing
@@ -38,6 +38,28 @@ class FileEntry(Settings):
     size_bytes: int = Field(ge=0, lt=2**53)
 
 
+def _whole(latency_ms: dict[str, float]) -> dict[str, float]:
+    if set(latency_ms) != {"p50", "p90", "p99", "n"}:
+        raise ValueError("expected p50, p90, p99 and n")
+    return latency_ms
+
+
+Milliseconds = Annotated[
+    dict[str, Annotated[float, Field(gt=0, lt=1e12)]],
+    AfterValidator(_whole),
+    Field(description="p50, p90, p99 and n at batch 1"),
+]
+
+
+class LowPrecision(Settings):
+    """The same student in a lower precision, beside the reference. top1 and agreement: on the first n images."""
+
+    n: int = Field(gt=0)
+    top1: float
+    agreement: float = Field(description="share of the images that it answers as the reference does")
+    latency_ms: Milliseconds
+
+
 class Reference(Settings):
     """The float student in PyTorch: where it ran, and how well and how fast."""
 
@@ -45,17 +67,11 @@ class Reference(Settings):
     kind: Literal["cuda", "cpu", "mps"]
     precision: Text = "f32"
     top1: float
-    latency_ms: dict[str, Annotated[float, Field(gt=0, lt=1e12)]] | None = Field(
-        None, description="p50, p90, p99 and n at batch 1"
-    )
+    latency_ms: Milliseconds | None = None
+    clock: Literal["cuda events", "wall clock"] = "wall clock"
+    beside: dict[Literal["bf16", "fp16"], LowPrecision] = {}
+    driver: Text | None = Field(None, description="of the GPU")
     versions: dict[str, str] = {}
-
-    @field_validator("latency_ms")
-    @classmethod
-    def _is_whole(cls, latency_ms: dict[str, float] | None) -> dict[str, float] | None:
-        if latency_ms is not None and set(latency_ms) != {"p50", "p90", "p99", "n"}:
-            raise ValueError("expected p50, p90, p99 and n")
-        return latency_ms
 
 
 class Manifest(Settings):
@@ -124,6 +140,24 @@ def read(folder: Path, expected_digest: str | None = None, images: Path | None =
         path = _array_path(folder, name, images)
         check_file(path, manifest.files[name], path, COPY_AGAIN)
     return _loaded(folder, hashlib.sha256(content).hexdigest(), manifest, images)
+
+
+def find(path: Path) -> Path:
+    """The evaluation's folder, from itself, its evaluation.json, its stage or its run."""
+    if path.name == MANIFEST and path.is_file():
+        return path.parent
+    places = (path, path / "evaluation", path / "reference" / "evaluation")
+    return next((place for place in places if (place / MANIFEST).is_file()), path)
+
+
+def of_same_images(folder: Path, other: Path, other_digest: str | None) -> bool:
+    """Whether two evaluations have the same images, labels, names and classes; their references may differ.
+
+    Raises UserError when the other is not the one with `other_digest`.
+    """
+    one = manifest_of(_content(folder), folder / MANIFEST, None)
+    two = manifest_of(_content(other), other / MANIFEST, other_digest)
+    return one.classes == two.classes and all(one.files[name] == two.files[name] for name in (*ARRAYS[:2], NAMES))
 
 
 def manifest_of(content: bytes, shown: Path, expected_digest: str | None) -> Manifest:

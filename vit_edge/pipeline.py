@@ -19,13 +19,13 @@ from vit_edge.models.card import read_card
 from vit_edge.progress import say
 from vit_edge.recipe import Recipe
 from vit_edge.runtimes import registry
-from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, processor_name, verify, versions
+from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, nvidia_driver, processor_name, verify, versions
 from vit_edge.target import Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 TRAINED = ("teacher", "student")
 """Stages that every process of a launch works on."""
-STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 1, "int8": 1, "export": 1, "gate": 3}
+STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 1, "export": 1, "gate": 3}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
 RUNTIME_PACKAGES = {
@@ -285,7 +285,7 @@ class Pipeline:
 
         decisive = versions(*RUNTIME_PACKAGES[target.runtime]) | {
             "device": processor_name(),
-            "driver": _nvidia_driver(),
+            "driver": nvidia_driver(),
         }
         settings = {"limits": _plain(self._limits(request))}
         return Step(
@@ -347,10 +347,3 @@ def _weights_digest(weights: Path) -> Any:
     if weights.is_dir():
         return {path.name: digest_and_size(path) for path in sorted(weights.iterdir()) if path.is_file()}
     return digest_and_size(weights) if weights.is_file() else None
-
-
-def _nvidia_driver() -> str:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
-    except OSError:
-        return "none"

@@ -258,6 +258,14 @@ def installed_versions() -> dict[str, str]:
     return {name: version for name, version in versions(*RECORDED_PACKAGES).items() if version != "not installed"}
 
 
+def nvidia_driver() -> str:
+    """The kernel module's version line; "none" where there is none."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except OSError:
+        return "none"
+
+
 def processor_name() -> str:
     """The CPU's name as the operating system gives it."""
     try:

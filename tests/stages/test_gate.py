@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import MakeBundle
 from tests.tiny_model import TinyModel, digits
-from vit_edge import bundle
+from vit_edge import bundle, evaluation
 from vit_edge.bundle import Trust
 from vit_edge.errors import UserError
 from vit_edge.recipe import Limits
@@ -130,9 +130,32 @@ def test_images_are_made_again_from_their_files(ort_bundle: Path, tiny_evaluatio
 def test_another_students_evaluation_is_refused(ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(tiny_evaluation, tmp_path / "other"))
     manifest = other / "evaluation.json"
-    manifest.write_text(manifest.read_text().replace("last 597", "others"))
+    values = json.loads(manifest.read_text())
+    values["files"]["labels.npy"]["sha256"] = "0" * 64
+    manifest.write_text(json.dumps(values))
     with pytest.raises(UserError, match="another evaluation"):
         gate_bundle(ort_bundle, reference=other)
+
+
+def test_a_reference_that_was_taken_again_on_the_same_images_is_held_against(
+    ort_bundle: Path, tiny_evaluation: Path, tmp_path: Path
+) -> None:
+    again = tmp_path / "run" / "reference" / "evaluation"
+    images = evaluation.read(tiny_evaluation)
+    on_gpu = images.manifest.reference.model_copy(
+        update={"device": "a GPU", "kind": "cuda", "latency_ms": {"p50": 1e-6, "p90": 1e-6, "p99": 1e-6, "n": 9}}
+    )
+    evaluation.write(
+        again, images_NHWC=np.asarray(images.images_NHWC), labels_N=images.labels_N,
+        logits_NK=images.logits_NK + np.float32(1e-6), names=images.names, classes=images.manifest.classes,
+        data=images.manifest.data, reference=on_gpu,
+    )  # fmt: skip
+    limits = [*LOOSE, ("command line", {"max_vs_reference": 10.0})]
+    for given in (again, again / "evaluation.json", tmp_path / "run", tmp_path / "run" / "reference"):
+        report = gate_bundle(ort_bundle, reference=given, limits=limits, seconds=0.05).report
+        assert (report.verdict, report.blame) == ("fail", "latency")
+        assert report.reference is not None
+        assert report.reference["device"] == "a GPU"
 
 
 def test_a_zip_is_gated(ort_bundle: Path, tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def reference(
     typer.echo(
         f"top-1 {metrics['student']['top1']:.4f} on {metrics['device']}, p50 {metrics['latency_ms']['p50']:.2f} ms"
     )
+    for precision, one in metrics["beside"].items():
+        typer.echo(f"{precision}: top-1 {one['top1']:.4f} on {one['n']} images, p50 {one['latency_ms']['p50']:.2f} ms")
 
 
 def export(

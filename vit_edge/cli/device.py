@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 BundlePath = Annotated[Path, typer.Argument(help="A bundle: the folder or zip that `vit-edge export` wrote.")]
-Reference = Annotated[Path | None, typer.Option("--reference", help="Evaluation folder, when it is not in the bundle.")]
+Reference = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference", help="What `vit-edge reference` wrote, when it is not in the bundle or was taken on a GPU since."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 Seconds = Annotated[
     float | None,

@@ -35,7 +35,7 @@ def show_report(report: Report) -> None:
         console.print(Text.assemble((f"{verdict:10}", STYLES[verdict]), " ", (names, "bold")))
         _print_indented(console, detail, 11)
     if report.latency:
-        console.print(_table(words.LATENCY_HEAD, words.latency_rows(report.latency)))
+        console.print(_table(words.LATENCY_HEAD, words.latency_rows(report)))
     if report.accuracy and report.accuracy.worst_classes:
         console.print(_table(words.CLASS_HEAD, words.class_rows(report.accuracy)))
     console.print()

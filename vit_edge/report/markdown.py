@@ -17,7 +17,7 @@ def of_report(report: Report) -> str:
         _table(("check", "verdict", "what was found"), [(c.name, c.verdict, c.detail) for c in report.checks]),
     ]
     if report.latency:
-        parts += ["## Latency", _table(words.LATENCY_HEAD, words.latency_rows(report.latency))]
+        parts += ["## Latency", _table(words.LATENCY_HEAD, words.latency_rows(report))]
     if report.accuracy and report.accuracy.worst_classes:
         parts += ["## Classes that lost most", _table(words.CLASS_HEAD, words.class_rows(report.accuracy))]
     if report.accuracy and report.accuracy.flips:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vit_edge.ledger import Ledger
 from vit_edge.metrics import Percentiles
-from vit_edge.report.schema import Accuracy, BenchRow, Latency, Report
+from vit_edge.report.schema import Accuracy, BenchRow, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "images/s", "load ms", "first ms", "memory", "size")
 CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "p (Holm), * ≤ 0.05")
@@ -35,11 +35,13 @@ def reference(report: Report) -> str:
     if not report.reference:
         return ""
     found = report.reference
-    return f"reference: float student in PyTorch on {found['device']} ({found['precision']}), {found['data']}"
+    place = found["device"] + (", a CPU" if found["kind"] == "cpu" else "")
+    return f"reference: float student in PyTorch on {place} ({found['precision']}), {found['data']}"
 
 
-def latency_rows(latency: Latency) -> list[tuple[str, ...]]:
-    """The artefacts, int8 first, then the reference, which may have run elsewhere."""
+def latency_rows(report: Report) -> list[tuple[str, ...]]:
+    """The artefacts, int8 first, then the reference and its lower precisions, which may have run elsewhere."""
+    assert report.latency is not None
     rows = [
         (
             _artefact_name(one.name, one.precision),
@@ -50,11 +52,12 @@ def latency_rows(latency: Latency) -> list[tuple[str, ...]]:
             size(one.memory_bytes),
             size(one.size_bytes),
         )
-        for one in latency.artefacts
+        for one in report.latency.artefacts
     ]
-    if latency.reference_ms:
-        rows.append(("reference", *_ms(latency.reference_ms), *[NOT_MEASURED] * 5))
-    return rows
+    references = {"reference, f32": report.latency.reference_ms}
+    for precision, one in ((report.reference or {}).get("beside") or {}).items():
+        references[f"reference, {precision}"] = one["latency_ms"]
+    return rows + [(name, *_ms(found), *[NOT_MEASURED] * 5) for name, found in references.items() if found]
 
 
 def bench_rows(rows: Sequence[BenchRow]) -> list[tuple[str, ...]]:

@@ -13,7 +13,7 @@ from vit_edge.report.schema import BenchRow
 from vit_edge.runtimes import clock, registry
 from vit_edge.stages import timing
 from vit_edge.stages.artefacts import Opened, open_sessions, timed_batches
-from vit_edge.stages.gate import evaluation_folder
+from vit_edge.stages.gate import evaluation_of
 
 
 def bench_bundles(
@@ -25,7 +25,7 @@ def bench_bundles(
         timed: dict[str, tuple[int, Opened]] = {}
         queries = {}
         for number, one in enumerate(opened):
-            images = evaluation.read(evaluation_folder(one, reference), one.manifest.evaluation_sha256)
+            images = evaluation.read(*evaluation_of(one, reference))
             target = one.manifest.target
             batches = timed_batches(one, images, target.batch)
             first_BHWC = np.array(images.images_NHWC[: target.batch])

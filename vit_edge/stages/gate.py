@@ -79,7 +79,7 @@ def gate_bundle(
     JSON, to be compared with.
     """
     with bundle.opened(path, trust) as opened, ExitStack() as stack:
-        measured_on = _evaluation(stack, opened, evaluation_folder(opened, reference), images)
+        measured_on = _evaluation(stack, opened, reference, images)
         _check_fit(opened, measured_on)
         before = regression.read(baseline, measured_on) if baseline else None
         held = gate.HeldLimits([("bundle", gate.changed(opened.manifest.limits)), *limits])
@@ -147,23 +147,32 @@ def _without_device(
     return Gated(_report(opened, images, held, checks, described, measured), {})
 
 
-def evaluation_folder(opened: Bundle, reference: Path | None) -> Path:
-    if reference is not None:
-        return reference
-    if not opened.evaluation_folder.is_dir():
+def evaluation_of(opened: Bundle, reference: Path | None) -> tuple[Path, str | None]:
+    """The folder of the bundle's evaluation, or of the one that was given, and the digest that it must have.
+
+    One that was given may be another than the bundle's, taken later or on a GPU, if its images, labels and classes are
+    the very same; whether it is the same student's, parity tells. reference: the evaluation's folder or its
+    evaluation.json, or a run.
+    """
+    own, expected = opened.evaluation_folder, opened.manifest.evaluation_sha256
+    if reference is None and not own.is_dir():
         raise UserError(
             f"{opened.folder} holds no evaluation: its images travel apart",
             "give the evaluation folder of the student's reference with --reference",
         )
-    return opened.evaluation_folder
+    if reference is None:
+        return own, expected
+    folder = evaluation.find(reference)
+    same = (own / evaluation.MANIFEST).is_file() and evaluation.of_same_images(folder, own, expected)
+    return folder, None if same else expected
 
 
-def _evaluation(stack: ExitStack, opened: Bundle, folder: Path, images: Path | None) -> Evaluation:
+def _evaluation(stack: ExitStack, opened: Bundle, reference: Path | None, images: Path | None) -> Evaluation:
     """The bundle's evaluation, its images made from the files in `images` for as long as the stack lives."""
+    folder, expected = evaluation_of(opened, reference)
     if images is None:
-        return evaluation.read(folder, opened.manifest.evaluation_sha256)
+        return evaluation.read(folder, expected)
     rebuilt = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vit-edge-"))) / "images.npy"
-    expected = opened.manifest.evaluation_sha256
     evaluation.rebuild_images(folder, images, opened.manifest.preprocessing, rebuilt, expected)
     return evaluation.read(folder, expected, rebuilt)
 

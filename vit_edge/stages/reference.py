@@ -17,12 +17,17 @@ from vit_edge.models import classifier as models
 from vit_edge.models.card import WEIGHTS
 from vit_edge.models.classifier import Classifier
 from vit_edge.progress import progress
-from vit_edge.store import processor_name, versions
+from vit_edge.runtimes import machine
+from vit_edge.store import nvidia_driver, processor_name, versions
 from vit_edge.training.inference import BATCH, logits
 from vit_edge.training.setup import accelerator_on
 
-WARMUP, QUERIES, LATENCY_SECONDS = 10, 100, 10.0
-"""Single images to throw away and to time; fewer of a model that is so slow that these take longer."""
+# Single images to throw away and to time; fewer of a model that is so slow that these take longer.
+WARMUP, QUERIES, LATENCY_SECONDS = 20, 200, 10.0
+# Images that a lower precision is judged on; on a GPU, which is fast, and on a CPU.
+BESIDE_IMAGES = {"cuda": 10_000, "cpu": 1_000}
+BFLOAT16_CPU = {"AVX-512 BF16", "AMX bf16", "bf16"}
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def run(folder: Path, *, student: Path, teacher: Path | None, material: Material, device: str | None) -> dict[str, Any]:
@@ -36,6 +41,7 @@ def run(folder: Path, *, student: Path, teacher: Path | None, material: Material
     logits_NK = _logits("reference", model, images_NHWC, place)
     top1 = metrics.top1(logits_NK.argmax(axis=1), labels_N)
     latency_ms = _latency_ms(model, images_NHWC, place)
+    beside = {name: _beside(name, model, images_NHWC, labels_N, logits_NK, place) for name in _low_precisions(place)}
     evaluation.write(
         folder / "evaluation",
         images_NHWC=images_NHWC,
@@ -49,15 +55,44 @@ def run(folder: Path, *, student: Path, teacher: Path | None, material: Material
             kind=place.type,
             top1=top1,
             latency_ms=cast(dict[str, float], latency_ms),
-            versions={"torch": torch.__version__, "python": platform.python_version()} | versions("timm"),
+            clock="cuda events" if place.type == "cuda" else "wall clock",
+            beside=beside,
+            driver=nvidia_driver() if place.type == "cuda" else None,
+            versions=_versions(place),
         ),
     )
     return {
         "device": place.type,
         "latency_ms": latency_ms,
+        "beside": {name: one.model_dump() for name, one in beside.items()},
         "student": {"top1": top1, "n": len(labels_N), "p50_ms": latency_ms["p50"]} | _size(model, student),
         "teacher": None if teacher is None else _teacher(folder, teacher, material, place),
     }
+
+
+def _low_precisions(place: torch.device) -> list[Any]:
+    """What the device computes in beside f32, in its own circuits."""
+    if place.type == "cuda":
+        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ["bf16", "fp16"] if bfloat16 else ["fp16"]
+    return ["bf16"] if place.type == "cpu" and BFLOAT16_CPU & set(machine.instruction_sets()) else []
+
+
+def _beside(
+    precision: str, model: Classifier, images_NHWC: np.ndarray, labels_N: np.ndarray, logits_NK: np.ndarray,
+    place: torch.device,
+) -> evaluation.LowPrecision:  # fmt: skip
+    """The model under autocast. logits_NK: the reference's."""
+    n = min(BESIDE_IMAGES[place.type], len(labels_N))
+    with torch.autocast(place.type, DTYPES[precision]):
+        answers_N = metrics.answers(_logits(precision, model, images_NHWC[:n], place))
+        latency_ms = _latency_ms(model, images_NHWC, place)
+    return evaluation.LowPrecision(
+        n=n,
+        top1=metrics.top1(answers_N, labels_N[:n]),
+        agreement=metrics.agreement(metrics.answers(logits_NK[:n]), answers_N),
+        latency_ms=cast(dict[str, float], latency_ms),
+    )
 
 
 def _teacher(folder: Path, teacher: Path, material: Material, place: torch.device) -> dict[str, Any]:
@@ -86,26 +121,41 @@ def _logits(label: str, model: Classifier, images_NHWC: np.ndarray, place: torch
     return np.concatenate(parts)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _latency_ms(model: Classifier, images_NHWC: np.ndarray, place: torch.device) -> metrics.Percentiles:
-    """p50, p90, p99 and n of single images in eager float32, pixels already on the device."""
+    """p50, p90, p99 and n of single images in eager mode, pixels already on the device."""
     times_ms: list[float] = []
     started = time.monotonic()
     for i in range(WARMUP + QUERIES):
         if len(times_ms) > 2 * WARMUP and time.monotonic() - started > LATENCY_SECONDS:
             break
         pixels = torch.from_numpy(np.array(images_NHWC[i % len(images_NHWC)])).permute(2, 0, 1)[None].to(place)
-        _wait(place)
-        start = time.perf_counter_ns()
-        model(pixels)
-        _wait(place)
-        times_ms.append((time.perf_counter_ns() - start) / 1e6)
+        times_ms.append((_cuda_ms if place.type == "cuda" else _wall_ms)(model, pixels))
     return metrics.percentiles(np.asarray(times_ms[WARMUP:]))
 
 
-def _wait(place: torch.device) -> None:
+def _cuda_ms(model: Classifier, pixels_BCHW: torch.Tensor) -> float:
+    """Between two events on the GPU's own clock."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(pixels_BCHW.device)
+    start.record()
+    model(pixels_BCHW)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _wall_ms(model: Classifier, pixels_BCHW: torch.Tensor) -> float:
+    start = time.perf_counter_ns()
+    model(pixels_BCHW)
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def _versions(place: torch.device) -> dict[str, str]:
+    found = {"torch": torch.__version__, "python": platform.python_version()} | versions("timm")
     if place.type == "cuda":
-        torch.cuda.synchronize(place)
+        found |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+    return found
 
 
 def _device_name(place: torch.device) -> str:
