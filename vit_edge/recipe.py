@@ -74,6 +74,9 @@ class ModelConfig(Settings):
     )
     readout: Literal["token", "mean"] | None = None
     drop_path: Fraction = Field(0.0, description="stochastic depth rate of the last block")
+    norm_epsilon: float | None = Field(
+        None, gt=0, lt=1e-2, description="what LayerNorm adds to the variance; default: the weights' own, or 1e-6"
+    )
     weights: str = Field("none", description="none (random), pretrained, or a file")
     image_size: Pixels | None = Field(None, description="side of this model's own input; default: data.image_size")
     mean: Levels | None = Field(None, description="of red, green and blue, of pixels in [0, 1]")

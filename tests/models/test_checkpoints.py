@@ -16,7 +16,8 @@ from tests.models.foreign import as_jax, as_jax_resnet, as_transformers_4
 from vit_edge.errors import UserError
 from vit_edge.models import origin, zoo
 from vit_edge.models.checkpoints import load_weights
-from vit_edge.models.classifier import Classifier, save
+from vit_edge.models.classifier import Classifier, load, save
+from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import ModelConfig
 
 CONFIG = ModelConfig(name="vit_ti16", patch_size=8, width=48, depth=2, heads=3)
@@ -123,7 +124,7 @@ def test_transformers_installed_names(tmp_path, name, config, size):
     import transformers
 
     geometry = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 192,
-                "image_size": size, "patch_size": 8, "num_labels": 7, "layer_norm_eps": 1e-6}  # fmt: skip
+                "image_size": size, "patch_size": 8, "num_labels": 7}  # fmt: skip
     task = {"DeiT": "ForImageClassificationWithTeacher", "ViTMAE": "ForPreTraining", "Dinov2": "Model"}
     model_class = getattr(transformers, name + task.get(name, "ForImageClassification"))
     theirs = randomised(model_class(getattr(transformers, f"{name}Config")(**geometry)))
@@ -142,6 +143,28 @@ def test_transformers_installed_names(tmp_path, name, config, size):
             expected = theirs(images).last_hidden_state
         _, record = model(images, intermediates=True)
         torch.testing.assert_close(record["encoded"], expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-3])
+def test_the_epsilon_of_the_norms_comes_with_transformers_weights(tmp_path, epsilon):
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=3, intermediate_size=192, image_size=32, patch_size=8,
+        num_labels=7, layer_norm_eps=epsilon,
+    )  # fmt: skip
+    theirs = randomised(transformers.ViTForImageClassification(config))
+    theirs.save_pretrained(tmp_path / "theirs")
+    given = CONFIG.model_copy(update={"mean": (0.5,) * 3, "std": (0.5,) * 3})
+    model, _ = loaded(tmp_path / "theirs", config=given)
+    images = 1e-2 * torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(images).logits
+        torch.testing.assert_close(model(images), expected, atol=1e-5, rtol=0)
+        (tmp_path / "saved").mkdir()
+        save(tmp_path / "saved", Classifier(model, Preprocessing(image_size=32)), given, list("abcdefg"))
+        again = load(tmp_path / "saved").classifier.backbone
+        torch.testing.assert_close(again(images), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("size", [32, 48])

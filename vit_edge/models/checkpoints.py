@@ -3,6 +3,7 @@
 B batch, T tokens, N patches, D width, K classes.
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,24 @@ def load_weights(
     place.check(tensors)
     weight_files.assign(backbone, tensors)
     check_finite(tensors, path)
+    if isinstance(backbone, VisionTransformer) and config.norm_epsilon is None:
+        backbone.set_norm_epsilon(_norm_epsilon(layout, path) or backbone.config.norm_epsilon)
     say(f"loaded {len(tensors)} tensors in {layout.name}'s layout from {path}")
+
+
+def _norm_epsilon(layout: Layout, path: Path) -> float | None:
+    """Of transformers' layouts, whose norms add another epsilon than all others': its config.json's, or its default.
+
+    Its DINOv2, told by the LayerScale, adds what all others do.
+    """
+    if layout.name not in layouts.TRANSFORMERS_EPSILON or any("layer_scale" in name for name in layout.original):
+        return None
+    folder = path if path.is_dir() else path.parent if path.name in weight_files.IN_FOLDERS else None
+    try:
+        found = folder and json.loads((folder / "config.json").read_text(encoding="utf-8"))["layer_norm_eps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    return found if isinstance(found, float) and 0 < found < 1e-2 else layouts.TRANSFORMERS_EPSILON[layout.name]
 
 
 def _fetch(name: str, say: Say) -> Path:

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vit_edge.errors import UserError
 from vit_edge.models import zoo
 from vit_edge.models.card import SAVE_AGAIN, WEIGHTS, Card, read_card, write_card
+from vit_edge.models.vit import EPSILON, VisionTransformer
 from vit_edge.models.weight_files import assign
 from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import ModelConfig
@@ -97,6 +98,8 @@ def save(folder: Path, classifier: Classifier, config: ModelConfig, classes: lis
     """Writes the weights and the card into `folder`, which must exist."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in classifier.backbone.state_dict().items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    if isinstance(classifier.backbone, VisionTransformer) and classifier.backbone.config.norm_epsilon != EPSILON:
+        config = config.model_copy(update={"norm_epsilon": classifier.backbone.config.norm_epsilon})
     write_card(folder, config, classes, classifier.preprocessing)
 
 

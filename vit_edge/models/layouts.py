@@ -31,8 +31,6 @@ TORCHVISION: Rules = (
     (r"^heads\.head\.", "head."),
     (r"^heads\.pre_logits\.", "pre_logits.fc."),
 )
-# transformers' ViT, DeiT and MAE add 1e-12 in their norms by default, where the systems that trained the weights, and we,
-# add 1e-6: logits of weights as small as untrained ones differ by up to 2e-4.
 # Both of its spellings: up to 4 (encoder.layer.0.attention.attention.query) and 5 (layers.0.attention.q_proj).
 TRANSFORMERS: Rules = (
     (r"^(?:vit|deit|dinov2)\.", ""),
@@ -177,6 +175,8 @@ def _merged_qkv(tensors: Tensors) -> Tensors:
     return merged
 
 
+TRANSFORMERS_EPSILON = {"transformers DeiT": 1e-12, "transformers MAE": 1e-12, "transformers ViT": 1e-12}
+"""What transformers adds to the variance in LayerNorm where no config.json says otherwise; all others, and we, add 1e-6."""
 FOREIGN = ("JAX", "torchvision", "transformers DeiT", "transformers DINOv2", "transformers MAE", "transformers ViT")
 # Name, a pattern that only this layout's keys match, its translation, whether it normalises as ImageNet does.
 _LAYOUTS: tuple[tuple[str, str, Callable[[Tensors], Tensors], bool | None], ...] = (

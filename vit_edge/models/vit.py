@@ -33,6 +33,7 @@ class ViTConfig:
     layer_scale: initial value (Touvron et al. 2021, CaiT), None: no LayerScale.
     drop_path: stochastic depth rate of the last block, rising linearly from 0 (Huang et al. 2016).
     pre_logits: the pre-training head with one hidden layer and tanh.
+    norm_epsilon: what LayerNorm adds to the variance.
     """
 
     image_size: int = 224
@@ -50,6 +51,7 @@ class ViTConfig:
     layer_scale: float | None = None
     drop_path: float = 0.0
     pre_logits: bool = False
+    norm_epsilon: float = EPSILON
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -88,8 +90,8 @@ class VisionTransformer(nn.Module):
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
         self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
         pooled = config.readout == "mean"
-        self.norm = nn.Identity() if pooled else nn.LayerNorm(width, eps=EPSILON)
-        self.fc_norm = nn.LayerNorm(width, eps=EPSILON) if pooled else nn.Identity()
+        self.norm = nn.Identity() if pooled else nn.LayerNorm(width, eps=config.norm_epsilon)
+        self.fc_norm = nn.LayerNorm(width, eps=config.norm_epsilon) if pooled else nn.Identity()
         self.pre_logits = _hidden_layer(width) if config.pre_logits else nn.Identity()
         self.head = nn.Linear(width, config.classes)
         self.head_dist = nn.Linear(width, config.classes) if config.distillation_token else None
@@ -150,6 +152,13 @@ class VisionTransformer(nn.Module):
         self.head = _zero_linear(self.head, classes)
         if self.head_dist is not None:
             self.head_dist = _zero_linear(self.head_dist, classes)
+
+    def set_norm_epsilon(self, epsilon: float) -> None:
+        """What every LayerNorm adds to the variance: it belongs to the weights."""
+        self.config = replace(self.config, norm_epsilon=epsilon)
+        for module in self.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = epsilon
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay leaves out, beside biases and norms."""
@@ -246,10 +255,10 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float):
         super().__init__()
         width = config.width
-        self.norm1 = nn.LayerNorm(width, eps=EPSILON)
+        self.norm1 = nn.LayerNorm(width, eps=config.norm_epsilon)
         self.attn = Attention(width, config.heads)
         self.ls1 = LayerScale(width, config.layer_scale) if config.layer_scale is not None else nn.Identity()
-        self.norm2 = nn.LayerNorm(width, eps=EPSILON)
+        self.norm2 = nn.LayerNorm(width, eps=config.norm_epsilon)
         self.mlp = Mlp(width, round(width * config.mlp_ratio))
         self.ls2 = LayerScale(width, config.layer_scale) if config.layer_scale is not None else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()

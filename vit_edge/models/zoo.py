@@ -57,7 +57,7 @@ SAME_TENSORS = {
     "vit_s16": "deit_small_patch16_224",
     "vit_b16": "deit_base_patch16_224",
 }
-GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout")
+GEOMETRY = ("patch_size", "width", "depth", "heads", "stem", "readout", "norm_epsilon")
 
 
 def create(config: ModelConfig, classes: int, image_size: int) -> nn.Module:
@@ -141,6 +141,7 @@ def vit_config(config: ModelConfig, classes: int, image_size: int) -> ViTConfig:
         heads=heads,
         readout=config.readout or base.readout,
         drop_path=config.drop_path,
+        norm_epsilon=config.norm_epsilon or base.norm_epsilon,
     )
     sizes.check(config.name, geometry, config.stem or (), map_side(config, image_size))
     return geometry
