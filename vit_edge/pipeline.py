@@ -326,20 +326,20 @@ class Pipeline:
 
     def _limits(self, request: recipes.TargetRequest) -> recipes.Limits:
         """The recipe's limits with the target's own latency limits laid over them."""
-        own = {key: value for key, value in _plain(request.limits).items() if value is not None}
-        return self.recipe.gate.model_copy(update=own)
+        return self.recipe.gate.model_copy(update=request.limits.model_dump(exclude_none=True))
 
     def _provenance(self) -> dict[str, Any]:
         plans = {name: plan.fingerprint for name, plan in self.plans.items() if "/" not in name}
-        return {"recipe": _plain(self.recipe), "data": self.recipe.data.spec, "stages": plans}
+        return {"recipe": self.recipe.model_dump(mode="json"), "data": self.recipe.data.spec, "stages": plans}
 
     def _write_recipe(self) -> None:
-        text = yaml.safe_dump(_plain(self.recipe), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         (self.folder / RECIPE).write_text(text, encoding="utf-8")
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    return settings.model_dump(mode="json")
+    """For a plan: without what is not set, so that a new setting leaves finished stages as they are."""
+    return settings.model_dump(mode="json", exclude_none=True)
 
 
 def _weights_digest(weights: Path) -> Any:
