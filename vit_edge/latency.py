@@ -13,7 +13,7 @@ from vit_edge.recipe import Limits
 from vit_edge.report.schema import Artefact, Check, Latency
 from vit_edge.runtimes.clock import TIMED, Stream
 
-BINS = 40
+BINS, FAR = 40, 3.0
 # A round is disturbed when each artefact's mean is so many times its p50; a tenth of such rounds is told.
 SLOW, DISTURBED = 1.25, 0.1
 # Drift, and other programs' share of the processors, beyond which they are told.
@@ -21,9 +21,11 @@ DRIFTED, BUSY = 0.1, 0.1
 
 
 def span_ms(streams: Mapping[str, Stream]) -> tuple[float, float]:
-    """One range for the histograms of all artefacts, from the least to the largest p99."""
+    """One range for the histograms of all artefacts: from the least to the largest p99, but not far beyond a p50."""
     low = min(float(np.min(one.latencies_ms)) for one in streams.values())
-    high = max(float(np.percentile(one.latencies_ms, 99)) for one in streams.values())
+    high = max(
+        min(float(np.percentile(one.latencies_ms, 99)), FAR * _p50(one.latencies_ms)) for one in streams.values()
+    )
     return low, high if high > low else low + 1.0
 
 

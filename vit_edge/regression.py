@@ -18,11 +18,9 @@ from vit_edge import metrics
 from vit_edge.errors import UserError
 from vit_edge.evaluation import Evaluation
 from vit_edge.recipe import Limits
+from vit_edge.report import reading
 from vit_edge.report.schema import Answers, Check, Latency, Regression, Report
-from vit_edge.safety import documents
 
-MAX_REPORT_BYTES = 256 << 20
-GATE_AGAIN = "gate the earlier bundle again, with --json FILE, and give that file"
 # What must be equal for two latencies to be compared, by where it stands in a report.
 SAME = (
     ("device", "processor"),
@@ -53,13 +51,9 @@ class Baseline:
 
 def read(path: Path, images: Evaluation) -> Baseline:
     """The earlier gate's report in `path`; UserError unless it answered images of this evaluation, of the same classes."""
-    try:
-        content = documents.bounded(path, path, GATE_AGAIN, MAX_REPORT_BYTES)
-    except OSError as err:
-        raise UserError(f"cannot read {path}: {err.strerror}", "give the JSON that an earlier gate wrote") from err
-    report = documents.parsed(Report, content, path, GATE_AGAIN)
+    report = reading.report(path)
     if report.answers is None:
-        raise UserError(f"{path} holds no answers: that gate could not run its bundle", GATE_AGAIN)
+        raise UserError(f"{path} holds no answers: that gate could not run its bundle", reading.GATE_AGAIN)
     if report.answers.classes != images.manifest.classes:
         raise UserError(
             f"{path} is of other classes ({len(report.answers.classes)}) than this bundle ({len(images.manifest.classes)})",
@@ -176,9 +170,9 @@ def _unpacked(answers: Answers, path: Path) -> dict[str, int]:
         names = _bounded(answers.names).decode().split("\n")
         found = np.frombuffer(_bounded(answers.int8), "<i4")
     except (ValueError, zlib.error, binascii.Error) as err:
-        raise UserError(f"{path} holds answers that cannot be read: {err}", GATE_AGAIN) from err
+        raise UserError(f"{path} holds answers that cannot be read: {err}", reading.GATE_AGAIN) from err
     if len(names) != len(found):
-        raise UserError(f"{path} holds {len(found)} answers to {len(names)} images", GATE_AGAIN)
+        raise UserError(f"{path} holds {len(found)} answers to {len(names)} images", reading.GATE_AGAIN)
     unique, counts = np.unique(names, return_counts=True)
     twice = set(unique[counts > 1].tolist())
     return {name: int(answer) for name, answer in zip(names, found, strict=True) if name not in twice}
@@ -186,7 +180,7 @@ def _unpacked(answers: Answers, path: Path) -> dict[str, int]:
 
 def _bounded(text: str) -> bytes:
     unpacker = zlib.decompressobj()
-    content = unpacker.decompress(base64.b64decode(text, validate=True), MAX_REPORT_BYTES)
+    content = unpacker.decompress(base64.b64decode(text, validate=True), reading.MAX_REPORT_BYTES)
     if not unpacker.eof:
         raise ValueError("they are cut off, or longer than any gate's")
     return content

@@ -211,3 +211,23 @@ def test_a_preset_sets_the_limits_and_an_unknown_one_is_two_lines(ort_bundle: Pa
     assert limits["min_relative_top1"] == (0.98, "preset mobile-98")
     assert limits["max_drop_points"] == (None, "preset mobile-98")
     assert two_lines(vit_edge("gate", ort_bundle, "--preset", "mobile98"))
+
+
+def test_report_shows_many_gates(ort_bundle: Path, openvino_bundle: Path, tmp_path: Path) -> None:
+    for name, bundle in (("ort", ort_bundle), ("openvino", openvino_bundle)):
+        assert (
+            vit_edge("gate", bundle, *LOOSE, "--seconds", "0.05", "--json", tmp_path / f"{name}.json").returncode == 0
+        )
+    files = sorted(tmp_path.glob("*.json"))
+    done = vit_edge("report", *files, "--html", tmp_path / "all.html", "--markdown", tmp_path / "all.md")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert all(name in done.stdout for name in ("onnxruntime", "openvino", "accuracy", "pass"))
+    assert (tmp_path / "all.md").read_text().count("\n| ") == 4
+    assert (tmp_path / "all.html").read_text().count("<section") == 2
+    (tmp_path / "bad.json").write_text("{}")
+    assert two_lines(vit_edge("report", tmp_path / "bad.json"))
+    assert two_lines(vit_edge("report", tmp_path / "missing.json"))
+    (tmp_path / "ledger.json").write_text('{"schema": "vit-edge/ledger/1", "rows": []}')
+    assert two_lines(vit_edge("report", tmp_path / "ledger.json"))
+    assert "Ledger" in vit_edge("report", *files, tmp_path / "ledger.json", "--html", "-").stdout

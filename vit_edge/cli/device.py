@@ -177,6 +177,29 @@ def predict(
         typer.echo(f"{path}\t" + "\t".join(f"{name} {share:.1%}" for name, share in found.items()))
 
 
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="JSON...", help="Reports of gates, on any devices; a run's ledger.json may be among them."
+        ),
+    ],
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="One page that needs no network.")
+    ] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", metavar="FILE")] = None,
+) -> None:
+    """Show many gates side by side: devices × checks. Exit 0, whatever they found."""
+    from vit_edge.report import console, html, markdown, reading
+
+    _check_writable(html_file, markdown_file)
+    reports, ledger = reading.reports(files)
+    _write(html_file, lambda: html.page(reports=reports, ledger=ledger))
+    _write(markdown_file, lambda: markdown.of_reports(reports))
+    if Path("-") not in (html_file, markdown_file):
+        console.show_reports(reports)
+
+
 def sign(
     bundle: BundlePath,
     key: Annotated[

@@ -15,7 +15,7 @@ from vit_edge.report import words
 from vit_edge.report.schema import Report
 
 STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow", "unmeasured": "bold yellow", "skipped": "dim"}  # fmt: skip
-PIPED_WIDTH = 100
+PIPED_WIDTH, WIDE = 100, 180
 
 
 def show_report(report: Report) -> None:
@@ -41,6 +41,11 @@ def show_report(report: Report) -> None:
     console.print()
     limits = ", ".join(f"{one.name} {words.value(one.value)} ({one.origin})" for one in report.limits)
     console.print(Text(f"limits: {limits}", style="dim"))
+
+
+def show_reports(reports: Sequence[Report]) -> None:
+    """Many devices × checks."""
+    _console(WIDE).print(_table(words.OVERVIEW_HEAD, words.overview_rows(reports)))
 
 
 def show_ledger(ledger: Ledger) -> None:
@@ -83,9 +88,9 @@ def _print_indented(console: Console, text: str, columns: int) -> None:
         console.print(Text(" " * columns + line), soft_wrap=True)
 
 
-def _console() -> Console:
+def _console(piped_width: int = PIPED_WIDTH) -> Console:
     """The terminal's own width; a fixed one where there is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else piped_width, highlight=False, soft_wrap=False)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -96,5 +101,6 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
         numbers = all(words.is_number(str(cell)) for cell in column)
         table.add_column(str(title), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # names hold brackets that rich would take for markup
+        # names hold brackets that rich would take for markup
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
     return table

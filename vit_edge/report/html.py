@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jinja2
 
 from vit_edge.ledger import Ledger
-from vit_edge.report import words
+from vit_edge.report import charts, words
 from vit_edge.report.schema import Report
 
 
@@ -15,4 +15,6 @@ def page(*, reports: Sequence[Report], ledger: Ledger | None = None, title: str 
         loader=jinja2.PackageLoader("vit_edge.report", "."), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    return environment.get_template("page.html.j2").render(title=title, reports=reports, ledger=ledger, words=words)
+    return environment.get_template("page.html.j2").render(
+        title=title, reports=reports, ledger=ledger, words=words, charts=charts
+    )

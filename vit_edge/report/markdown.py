@@ -10,6 +10,11 @@ FLIPS = 20
 MARKS = re.compile(r"[\\`*_\[\]|~#!@]")
 
 
+def of_reports(reports: Sequence[Report]) -> str:
+    """Many devices × checks."""
+    return "\n\n".join(["# Gates", _table(words.OVERVIEW_HEAD, words.overview_rows(reports))]) + "\n"
+
+
 def of_report(report: Report) -> str:
     parts = [
         f"# {_plain(report.model)} on {_plain(report.target)}: {report.verdict}",

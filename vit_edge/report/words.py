@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vit_edge.ledger import Ledger
 from vit_edge.metrics import Percentiles
+from vit_edge.report.charts import Point
 from vit_edge.report.schema import Accuracy, BenchRow, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "images/s", "load ms", "first ms", "memory", "size")
@@ -11,17 +12,21 @@ CLASS_HEAD = ("class", "images", "reference", "target", "drop", "lost", "won", "
 FLIP_HEAD = ("image", "label", "reference", "target", "effect")
 LEDGER_HEAD = ("station", "runtime", "precision", "top-1", "n", "agreement", "parameters", "mult-adds", "size", "p50 ms")  # fmt: skip
 BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 ms", "n", "load ms", "size")
+CHECKS = ("integrity", "parity", "coverage", "accuracy", "latency", "regression")
+VERDICTS = ("pass", "fail", "undecided", "unmeasured", "skipped")
+OVERVIEW_HEAD = ("target", "model", "bundle", "verdict", *CHECKS, "drop, points", "int8 p50 ms", "× float", "device")
+PARETO_HEAD = ("", "bundle", "artefact", "top-1", "p50 ms", "on the front")
 NOT_MEASURED = "–"
 EFFECTS = {"lost": "lost", "won": "won", "wrong": "wrong both times"}
 
 
 def conditions(report: Report) -> str:
     """What the numbers hold for: device, runtime, threads, batch, precision of what is not int8."""
-    runtime, device = report.runtime, report.device
+    runtime = report.runtime
     parts = [
         f"{runtime['name']} {runtime.get('version')}",
-        str(runtime.get("device") or device.get("processor")),
-        ", ".join(device.get("instruction_sets", [])),
+        device(report),
+        ", ".join(report.device.get("instruction_sets", [])),
         f"{runtime['threads']} threads" if runtime.get("threads") else "",
         f"batch {runtime['batch']}" if runtime.get("batch") else "",
         f"float parts in {runtime['precision']}" if runtime.get("precision") else "",
@@ -37,6 +42,25 @@ def reference(report: Report) -> str:
     found = report.reference
     place = found["device"] + (", a CPU" if found["kind"] == "cpu" else "")
     return f"reference: float student in PyTorch on {place} ({found['precision']}), {found['data']}"
+
+
+def overview_rows(reports: Sequence[Report]) -> list[tuple[str, ...]]:
+    """Many devices × checks."""
+    return [_overview(one) for one in reports]
+
+
+def pareto_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(one.number), f"{one.report.model} on {one.report.target}", one.name, share(one.top1), ms(one.p50_ms),
+            "yes" if one.front else "no",
+        )
+        for one in points
+    ]  # fmt: skip
+
+
+def device(report: Report) -> str:
+    return str(report.runtime.get("device") or report.device.get("processor"))
 
 
 def latency_rows(report: Report) -> list[tuple[str, ...]]:
@@ -96,20 +120,6 @@ def limit_rows(report: Report) -> list[tuple[str, ...]]:
     return [(one.name, value(one.value), one.origin) for one in report.limits]
 
 
-def interval(accuracy: Accuracy) -> dict[str, float]:
-    """Where the drop, its bounds, zero and the margin lie on one scale, in per cent of its width."""
-    points = {
-        "lower": accuracy.drop_lower95_one_sided,
-        "drop": accuracy.drop_points,
-        "upper": accuracy.drop_upper95_one_sided,
-        "zero": 0.0,
-        "margin": accuracy.margin_points or 0.0,
-    }
-    low, high = min(points.values()), max(points.values())
-    low, width = low - 0.2 * (high - low), 1.4 * (high - low) or 1.0
-    return {name: 100 * (point - low) / width for name, point in points.items()}
-
-
 def is_number(cell: str) -> bool:
     """Whether a cell belongs to the right of its column."""
     return cell.lstrip("<-")[:1].isdigit() or cell == NOT_MEASURED
@@ -157,6 +167,17 @@ def size(size_bytes: int | None) -> str:
 
 def value(limit: float | str | None) -> str:
     return "none" if limit is None else f"{limit:g}" if isinstance(limit, float) else str(limit)
+
+
+def _overview(report: Report) -> tuple[str, ...]:
+    verdicts: dict[str, str] = {check.name: check.verdict for check in report.checks}
+    accuracy, latency = report.accuracy, report.latency
+    return (
+        report.target, report.model, report.bundle_sha256[:8], report.verdict, *(verdicts.get(name, NOT_MEASURED) for name in CHECKS),
+        f"{accuracy.drop_points:.2f} (≤ {accuracy.drop_upper95_one_sided:.2f})" if accuracy else NOT_MEASURED,
+        ms(latency.target_ms["p50"]) if latency and latency.target_ms else NOT_MEASURED,
+        f"{latency.speedup_vs_float:.2f}" if latency and latency.speedup_vs_float else NOT_MEASURED, device(report),
+    )  # fmt: skip
 
 
 def _artefact_name(name: str, precision: str) -> str:
