@@ -127,27 +127,32 @@ class DistillationConfig(Settings):
     With a DeiT token the class head learns the labels and the distillation head what comes from the teacher.
     """
 
-    labels: Weight = Field(0.1, description="cross-entropy with the labels")
-    kl: Weight = Field(0.9, description="T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)")
+    labels: Weight = Field(1.0, description="cross-entropy with the labels")
+    kl: Weight = Field(0.0, description="T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)")
     standardised: Weight = Field(
         0.0, description="the same on logits of mean 0 and deviation 1 for each image (Sun et al. 2024)"
     )
-    dist: Weight = Field(0.0, description="correlation between classes and within them (Huang et al. 2022)")
+    dist: Weight = Field(2.0, description="correlation between classes and within them (DIST, Huang et al. 2022)")
     hard: Weight = Field(0.0, description="cross-entropy with the teacher's answers (Touvron et al. 2021)")
     features: Weight = Field(0.0, description="distance of the last features, projected, from the teacher's")
-    temperature: float = Field(2.0, gt=0, description="T of kl, standardised and dist")
+    temperature: float = Field(1.0, gt=0, description="T of kl, standardised and dist")
     feature_kind: Literal["tokens", "pooled"] = Field("tokens", description="compare place by place, or their mean")
-    cache: bool = Field(True, description="keep the teacher's logits of every view: a later student needs no teacher")
+    cache: bool | None = Field(
+        None, description="keep the teacher's logits of every view for later students; null: where they are enough"
+    )
 
     @model_validator(mode="after")
     def _learns_from_the_teacher(self) -> "DistillationConfig":
         if not any((self.kl, self.standardised, self.dist, self.hard, self.features)):
             raise ValueError("every weight of the teacher's is 0: set distillation to null to train without it")
         if self.features and self.cache:
-            raise ValueError(
-                "features are not in the teacher's cache, which keeps logits: set distillation.cache to false"
-            )
+            raise ValueError("features are not in the teacher's cache, which keeps logits: set distillation.cache to false")
         return self
+
+    @property
+    def needs_every_logit(self) -> str | None:
+        """The name of a term that needs the logits of all classes, not of the largest alone."""
+        return next((name for name in ("standardised", "dist") if getattr(self, name)), None)
 
 
 class TeacherConfig(Settings):

@@ -27,12 +27,12 @@ LABELS = torch.tensor([0, 1])
 
 
 def loss(student: Output, teacher: torch.Tensor = TEACHER, **weights: float) -> float:
-    config = DistillationConfig(**weights)
+    config = DistillationConfig(**({"labels": 0.0, "kl": 0.0, "dist": 0.0} | weights))
     return float(distillation_loss(student, Answer(teacher), LABELS[: len(teacher)], config, label_smoothing=0.0))
 
 
 def only(name: str) -> DistillationConfig:
-    return DistillationConfig(**{"labels": 0.0, "kl": 0.0, name: 1.0})
+    return DistillationConfig(**({"labels": 0.0, "kl": 0.0, "dist": 0.0} | {name: 1.0}))
 
 
 def test_kl_is_summed_over_classes_and_averaged_over_images() -> None:

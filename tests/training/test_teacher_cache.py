@@ -10,6 +10,8 @@ from tests.training.small import metrics_of, same_weights, small
 from vit_edge.errors import UserError
 from vit_edge.models import classifier as models
 from vit_edge.pipeline import Pipeline
+from vit_edge.recipe import DistillationConfig
+from vit_edge.stages import student
 from vit_edge.training import teacher_cache
 from vit_edge.training.teacher_cache import TOP, TeacherCache
 
@@ -117,15 +119,18 @@ def test_half_a_row_is_no_row(tmp_path: Path) -> None:
 
 def test_a_loss_that_needs_what_is_not_kept_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"features are not in the teacher's cache.*distillation.cache to false"):
-        small(student__distillation={"features": 1.0})
-    from vit_edge.recipe import DistillationConfig
-    from vit_edge.stages.student import _refuse_what_is_not_kept
-
-    cache = TeacherCache(tmp_path, KEY, 4, 1000)
-    _refuse_what_is_not_kept(cache, DistillationConfig())
+        small(student__distillation={"features": 1.0, "cache": True})
     for name in ("dist", "standardised"):
-        with pytest.raises(UserError, match=rf"distillation.{name} needs every logit.*\n.*cache to false"):
-            _refuse_what_is_not_kept(cache, DistillationConfig(**{name: 1.0}))
+        weights = {"dist": 0.0, "kl": 0.0, name: 1.0}
+        with pytest.raises(
+            UserError, match=rf"distillation.{name} needs every logit, and of 1000 .*\n.*cache to false"
+        ):
+            student._keeps_logits(DistillationConfig(**weights, cache=True), 1000)
+        assert student._keeps_logits(DistillationConfig(**weights, cache=True), 100)
+        assert not student._keeps_logits(DistillationConfig(**weights), 1000)
+        assert student._keeps_logits(DistillationConfig(**weights), 100)
+    assert student._keeps_logits(DistillationConfig(kl=1.0, dist=0.0), 1000)
+    assert not student._keeps_logits(DistillationConfig(cache=False), 10)
 
 
 def test_a_disk_that_is_too_small_is_said_before_training(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Stage `student`: distils the teacher into the student, trains it on labels alone, or takes its weights as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from vit_edge.training.features import FeatureStudent, feature_shape
 from vit_edge.training.loop import Batch, Loss, Report, fit
 from vit_edge.training.setup import accelerator_on, build, tune_report
 from vit_edge.training.teacher import CachedTeacher, LiveTeacher, Teacher
-from vit_edge.training.teacher_cache import TeacherCache
+from vit_edge.training.teacher_cache import TOP, WHOLE, TeacherCache
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
             loss = learning_labels(config.training.label_smoothing)
         else:
             open_cache = lambda: TeacherCache(cache, cache_key, len(views), len(material.classes))  # noqa: E731
-            model, loss = _distilled(student, recipe, teacher, open_cache, accelerator.device)
+            model, loss = _distilled(student, recipe, teacher, len(material.classes), open_cache, accelerator.device)
         result, metrics = fit(
             model,
             views,
@@ -73,7 +73,12 @@ def learning_labels(smoothing: float) -> Loss:
 
 
 def _distilled(
-    student: Classifier, recipe: Recipe, folder: Path, open_cache: Any, device: torch.device
+    student: Classifier,
+    recipe: Recipe,
+    folder: Path,
+    classes: int,
+    open_cache: Callable[[], TeacherCache],
+    device: torch.device,
 ) -> tuple[nn.Module, Loss]:
     """What is trained, the student or the student with a projection, and its loss."""
     training, config = recipe.student.training, recipe.student.distillation
@@ -86,12 +91,25 @@ def _distilled(
     if config.features:
         model, teacher = _comparing_features(student, models.load(folder).classifier.to(device), config)
         return model, distilling(teacher, config, training.label_smoothing, features=True)
-    if not config.cache:
+    if not _keeps_logits(config, classes):
         return student, distilling(load(), config, training.label_smoothing)
-    cache: TeacherCache = open_cache()
-    _refuse_what_is_not_kept(cache, config)
+    cache = open_cache()
     cache.check_space(training.epochs)
     return student, distilling(CachedTeacher(load, cache), config, training.label_smoothing)
+
+
+def _keeps_logits(config: DistillationConfig, classes: int) -> bool:
+    """Whether the teacher's logits go through the cache. UserError when they are to and would not be enough."""
+    term = config.needs_every_logit
+    enough = term is None or classes <= WHOLE
+    if config.cache and not enough:
+        raise UserError(
+            f"distillation.{term} needs every logit, and of {classes} classes the cache keeps the {TOP} largest alone",
+            "set student.distillation.cache to false, or use distillation.kl alone",
+        )
+    if config.cache is None and not enough:
+        say(f"the teacher's logits are not kept: distillation.{term} needs all {classes} of them")
+    return enough if config.cache is None else config.cache
 
 
 def _comparing_features(
@@ -114,15 +132,6 @@ def distilling(teacher: Teacher, config: DistillationConfig, smoothing: float, *
         return distillation_loss(output, answer, batch.target, config, smoothing, own_BND)
 
     return loss
-
-
-def _refuse_what_is_not_kept(cache: TeacherCache, config: DistillationConfig) -> None:
-    for name in ("standardised", "dist"):
-        if getattr(config, name) and not cache.whole:
-            raise UserError(
-                f"distillation.{name} needs every logit, and of {cache.classes} classes the cache keeps the largest alone",
-                "set student.distillation.cache to false, or use distillation.kl",
-            )
 
 
 def _report(student: Classifier, material: Material, accelerator: Accelerator) -> Report:
