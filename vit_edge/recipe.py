@@ -18,6 +18,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Weight = Annotated[float, Field(ge=0)]
 Names = Annotated[tuple[str, ...], Strict(False)]
 Numbers = Annotated[tuple[Positive, ...], Strict(False)]
+Strengths = Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Strict(False)]
 Level = Annotated[float, Field(ge=0, le=1)]
 Levels = Annotated[tuple[Level, Level, Level], Strict(False)]
 Spread = Annotated[float, Field(gt=0, le=1)]
@@ -179,10 +180,24 @@ class StudentConfig(Settings):
 
 
 class Int8Config(Settings):
-    """Post-training static quantization to the canonical graph."""
+    """Post-training static quantization to the canonical graph.
+
+    auto: what brings the answers on held-out calibration images closer to float.
+    """
 
     minimum_images: Positive = Field(64, description="fewer calibration images than this are refused")
     float_layers: Names = Field((), description="names of Linear and Conv modules to leave in float")
+    equalization: Strengths = Field(
+        (0.3, 0.5, 0.7), description="strengths α of equalization that are tried beside none (SmoothQuant's)"
+    )
+    ranges: Literal["auto", "output", "minmax", "percentile-99.9", "percentile-99.99", "mse", "entropy"] = Field(
+        "auto",
+        description="how activations are clipped; output: tensor by tensor, as disturbs the layers' outputs least",
+    )
+    rounding: Literal["auto", "nearest", "compensated"] = Field(
+        "auto", description="of weights; compensated: each column takes up the error of those before it (GPTQ)"
+    )
+    bias_correction: Literal["auto", "always", "never"] = "auto"
 
 
 class Limits(Settings):

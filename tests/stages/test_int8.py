@@ -33,6 +33,8 @@ def test_writes_both_graphs_ranges_and_every_layer(student: Path, tmp_path: Path
     assert reasons["blocks.1.attn/0"]
     assert reasons["patch_embed.proj"] is None
     assert all(layer["weight_sqnr_db"] > 30 for layer in layers if layer["kind"] == "linear")
+    assert {"range_method", "equalization", "compensated_rounding", "bias_corrected"} <= set(layers[0])
+    assert all(layer["range_method"] for layer in layers if layer["reason"] is None)
     assert len(ranges.read(tmp_path / "ranges.json")) > 10
     for name in ("int8.onnx", "float.onnx"):
         onnx.checker.check_model(str(tmp_path / name), full_check=True)

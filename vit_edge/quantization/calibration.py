@@ -13,33 +13,38 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.errors import UserError
 from vit_edge.quantization.products import Product, products
-from vit_edge.quantization.ranges import PIXELS, Range, Statistics
+from vit_edge.quantization.ranges import Range, Statistics
 
+BATCH = 32
 aten = torch.ops.aten
 VIEWS = {aten.permute.default, aten.unflatten.int, aten.flatten.using_ints, aten.reshape.default, aten.view.default}
 CASTS = {aten.to.dtype, aten._to_copy.default}
 
 
 def calibrate(
-    graph_module: GraphModule, images_NHWC: np.ndarray, *, minimum_images: int, method: str = "mse", batch: int = 32
+    graph_module: GraphModule, images_NHWC: np.ndarray, *, minimum_images: int, method: str = "mse"
 ) -> dict[str, Range]:
-    """Ranges by node name of the unquantized exported graph: all that any lowering might quantize.
+    """Ranges by node name of the unquantized exported graph, each by one method of ranges.METHODS.
 
-    Inputs of linear and conv, outputs of conv, both operands of products of activations. The pixels (the graph's
-    input minus 128) get their exact range: int8 holds each of them without error.
     Raises UserError for images that cannot be calibrated on and for a model with NaN.
     """
     check_images(images_NHWC, minimum_images)
     check_weights(graph_module)
+    return {node.name: found.range(method) for node, found in observe(graph_module, images_NHWC).items()}
+
+
+@torch.no_grad()
+def observe(graph_module: GraphModule, images_NHWC: np.ndarray) -> dict[Node, Statistics]:
+    """Statistics of all that any lowering might quantize, by node.
+
+    Inputs of linear and conv, outputs of conv, both operands of products of activations. The pixels (the graph's
+    input minus 128) get their exact range: int8 holds each of them without error.
+    Raises UserError for logits that are not finite.
+    """
     recorder = _Recorder(graph_module, recorded_nodes(products(graph_module)))
-    with torch.no_grad():
-        for start in range(0, len(images_NHWC), batch):
-            logits = recorder.run(torch.from_numpy(np.ascontiguousarray(images_NHWC[start : start + batch])))
-            _check_logits(logits)
-    return {
-        node.name: PIXELS if holds_pixels(node) else statistics.range(method)
-        for node, statistics in recorder.statistics.items()
-    }
+    for start in range(0, len(images_NHWC), BATCH):
+        _check_logits(recorder.run(torch.from_numpy(np.ascontiguousarray(images_NHWC[start : start + BATCH]))))
+    return recorder.statistics
 
 
 def recorded_nodes(found: list[Product]) -> list[Node]:
@@ -89,7 +94,7 @@ def digests(images: Any) -> Iterator[bytes]:
 class _Recorder(Interpreter):
     def __init__(self, graph_module: GraphModule, nodes: list[Node]):
         super().__init__(graph_module)
-        self.statistics = {node: Statistics() for node in nodes}
+        self.statistics = {node: Statistics(pixels=holds_pixels(node)) for node in nodes}
 
     def run_node(self, node: Node) -> Any:
         value = super().run_node(node)

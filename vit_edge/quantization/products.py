@@ -4,11 +4,12 @@ The graph is what `torch.export` gives: ATen operators, parameters as get_attr n
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
@@ -86,6 +87,33 @@ def parameter(graph_module: GraphModule, node: object) -> Tensor | None:
         return None
     owner, _, name = str(node.target).rpartition(".")
     return getattr(graph_module.get_submodule(owner), name)
+
+
+def set_parameter(graph_module: GraphModule, node: Node, index: int, value: Tensor) -> None:
+    """Gives the node a parameter of its own as its argument at `index`; call `tidy` when all are set."""
+    name = f"{node.name}_argument_{index}"
+    graph_module.register_parameter(name, nn.Parameter(value.detach().contiguous(), requires_grad=False))
+    with graph_module.graph.inserting_before(node):
+        attribute = graph_module.graph.get_attr(name)
+    args = [*node.args, *[None] * (index + 1 - len(node.args))]
+    node.args = (*args[:index], attribute, *args[index + 1 :])
+
+
+def tidy(graph_module: GraphModule) -> None:
+    """Drops what nothing reads any more, parameters too, and compiles the graph."""
+    graph_module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    read = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
+    for name, _ in [*graph_module.named_parameters(remove_duplicate=False)]:
+        if name not in read:
+            owner, _, own = name.rpartition(".")
+            delattr(graph_module.get_submodule(owner), own)
+    graph_module.delete_all_unused_submodules()
+    graph_module.recompile()
+
+
+def why_float(product: Product, float_layers: Collection[str]) -> str | None:
+    """Why the product stays float, or None when it becomes int8."""
+    return product.obstacle or ("listed in int8.float_layers" if product.name in float_layers else None)
 
 
 def _product(node: Node, seen: Counter[str]) -> Product | None:

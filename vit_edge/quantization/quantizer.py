@@ -8,9 +8,10 @@ residual stream stay float.
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torchao.quantization.pt2e import PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -22,18 +23,10 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from vit_edge.errors import unknown
-from vit_edge.quantization.products import Product, parameter, products
-from vit_edge.quantization.ranges import Range
+from vit_edge.quantization.products import Product, products, why_float
+from vit_edge.quantization.ranges import STEPS, Range
 
 ANNOTATION = "quantization_annotation"
-WEIGHT = QuantizationSpec(
-    dtype=torch.int8,
-    quant_min=-127,
-    quant_max=127,
-    qscheme=torch.per_channel_symmetric,
-    ch_axis=0,
-    observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
-)
 
 
 @dataclass(frozen=True)
@@ -45,15 +38,33 @@ class Layer:
     reason: str | None
 
 
-class CanonicalQuantizer(Quantizer):
-    """Annotates the inputs and weights of every linear and conv that has a range and is not in `float_layers`.
+class FixedPerChannelObserver(PerChannelMinMaxObserver):
+    """Gives the scales that it was made with, whatever it sees."""
 
-    `ranges` is by node name, as `calibration.calibrate` gives it.
+    def __init__(self, scales_O: Tensor, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.scales_O = scales_O
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        return self.scales_O, torch.zeros_like(self.scales_O, dtype=torch.int32)
+
+
+class CanonicalQuantizer(Quantizer):
+    """Annotates the inputs and weights of every linear and conv that is not in `float_layers`.
+
+    ranges: by node name, as calibration gives them. scales: of weights (O,) by product name; the largest magnitude
+    of each output channel where there is none.
     """
 
-    def __init__(self, ranges: Mapping[str, Range], float_layers: Collection[str] = ()):
+    def __init__(
+        self,
+        ranges: Mapping[str, Range],
+        float_layers: Collection[str] = (),
+        scales: Mapping[str, Tensor] | None = None,
+    ):
         self.ranges = ranges
         self.float_layers = frozenset(float_layers)
+        self.scales = scales or {}
 
     def annotate(self, model: GraphModule) -> GraphModule:
         for product in products(model):
@@ -66,10 +77,11 @@ class CanonicalQuantizer(Quantizer):
 
     def _annotation(self, product: Product) -> QuantizationAnnotation:
         (activation,) = product.inputs
-        return QuantizationAnnotation(
-            input_qspec_map={activation: _activation(self.ranges[activation.name]), product.weight: WEIGHT},
-            _annotated=True,
-        )
+        specs = {
+            activation: _activation(self.ranges[activation.name]),
+            product.weight: _weight(self.scales.get(product.name)),
+        }
+        return QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
 
 
 def layers(graph_module: GraphModule, float_layers: Collection[str]) -> list[Layer]:
@@ -82,40 +94,41 @@ def layers(graph_module: GraphModule, float_layers: Collection[str]) -> list[Lay
     return [Layer(product.name, product.kind, why_float(product, float_layers)) for product in found]
 
 
-def noise(graph_module: GraphModule, product: Product, ranges: Mapping[str, Range]) -> dict[str, float | None]:
-    """Signal to noise, in decibels, of int8 on a layer's weight and input; None where unknown or without loss."""
-    if product.kind not in ("linear", "conv"):
-        return {"weight_sqnr_db": None, "input_sqnr_db": None}
-    weight = parameter(graph_module, product.weight)
-    assert weight is not None
-    rows = weight.detach().flatten(1)
-    step = (rows.abs().amax(dim=1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    lost = (rows - (rows / step).round() * step).square().sum()
-    sqnr_db = float(10 * torch.log10(rows.square().sum() / lost)) if lost > 0 else None
-    return {
-        "weight_sqnr_db": sqnr_db and round(sqnr_db, 2),
-        "input_sqnr_db": ranges[product.inputs[0].name].sqnr_db,
-    }
-
-
-def why_float(product: Product, float_layers: Collection[str]) -> str | None:
-    """Why the product stays float, or None when it becomes int8."""
-    return product.obstacle or ("listed in int8.float_layers" if product.name in float_layers else None)
+def weight_sqnr_db(weight: Tensor, stored: Tensor) -> float | None:
+    """Signal to noise in decibels of the stored weight; None without loss."""
+    weight, stored = weight.detach().double(), stored.detach().double()
+    signal, lost = weight.square().sum(), (weight - stored).square().sum()
+    return round(float(10 * torch.log10(signal / lost)), 2) if lost > 0 else None
 
 
 def quantize(
-    graph_module: GraphModule, example: torch.Tensor, ranges: Mapping[str, Range], float_layers: Collection[str] = ()
-) -> nn.Module:
+    graph_module: GraphModule, example: Tensor, ranges: Mapping[str, Range], float_layers: Collection[str] = (),
+    scales: Mapping[str, Tensor] | None = None,
+) -> nn.Module:  # fmt: skip
     """The graph with int8 weights folded and quantize/dequantize on activations; `graph_module` is used up.
 
     `example` is any input: one forward pass lets the observers see the weights.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prepared = prepare_pt2e(graph_module, CanonicalQuantizer(ranges, float_layers))
+        prepared = prepare_pt2e(graph_module, CanonicalQuantizer(ranges, float_layers, scales))
         with torch.no_grad():
             prepared(example)
         return convert_pt2e(prepared, fold_quantize=True)
+
+
+def _weight(scales_O: Tensor | None) -> QuantizationSpec:
+    fixed = scales_O is not None
+    return QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-STEPS,
+        quant_max=STEPS,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+        observer_or_fake_quant_ctr=FixedPerChannelObserver.with_args(scales_O=scales_O)
+        if fixed
+        else PerChannelMinMaxObserver,
+    )
 
 
 def _activation(found: Range) -> FixedQParamsQuantizationSpec:
@@ -123,7 +136,7 @@ def _activation(found: Range) -> FixedQParamsQuantizationSpec:
         dtype=torch.int8,
         scale=found.scale,
         zero_point=0,
-        quant_min=-128,
-        quant_max=127,
+        quant_min=-STEPS - 1,
+        quant_max=STEPS,
         qscheme=torch.per_tensor_symmetric,
     )

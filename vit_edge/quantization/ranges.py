@@ -16,6 +16,8 @@ from vit_edge.store import write_json
 BINS = 4096
 STEPS = 127  # of int8 on each side of zero
 CANDIDATES = np.linspace(0.2, 1.0, 81)
+SAMPLED = 1 << 18
+"""Values of one batch of a tensor that enter its histogram; its extremes are of all of them."""
 SCHEMA = "vit-edge/ranges/1"
 
 
@@ -42,9 +44,13 @@ PIXELS = Range(-128.0, 127.0, float(STEPS))
 
 
 class Statistics:
-    """A tensor's extremes and a histogram of its magnitudes, whose span doubles when a larger one comes."""
+    """A tensor's extremes and a histogram of its magnitudes, whose span doubles when a larger one comes.
 
-    def __init__(self) -> None:
+    pixels: the tensor holds pixels minus 128, each of which int8 holds without error.
+    """
+
+    def __init__(self, pixels: bool = False) -> None:
+        self.pixels = pixels
         self.low, self.high, self.span = np.inf, -np.inf, 0.0
         self.counts = torch.zeros(BINS, dtype=torch.float64)
 
@@ -60,10 +66,13 @@ class Statistics:
             pairs = self.counts.reshape(-1, 2).sum(1)
             self.counts = torch.cat([pairs, torch.zeros_like(pairs)])
             self.span *= 2
-        self.counts += torch.histc(values.abs(), BINS, 0, self.span).cpu()
+        step = values.numel() // SAMPLED | 1  # odd: no stride of the layout
+        self.counts += torch.histc(values.flatten()[::step].abs(), BINS, 0, self.span).cpu()
 
     def range(self, method: str) -> Range:
         """The range with the limit that a method of METHODS chooses."""
+        if self.pixels:
+            return PIXELS
         if self.span == 0:
             return Range(0.0, 0.0, 1.0)
         limit = METHODS[method](self)
@@ -93,7 +102,47 @@ def least_noise(statistics: Statistics) -> float:
     return float(limits[int(np.argmin([statistics.noise(limit) for limit in limits]))])
 
 
-METHODS: dict[str, Callable[[Statistics], float]] = {"minmax": minmax, "mse": least_noise}
+def percentile(share: float) -> Callable[[Statistics], float]:
+    """The magnitude that a share of the values stays below."""
+
+    def limit(statistics: Statistics) -> float:
+        below = statistics.counts.cumsum(0)
+        index = int(torch.searchsorted(below, share * below[-1]))
+        return min((index + 1) * statistics.span / BINS, minmax(statistics))
+
+    return limit
+
+
+def entropy(statistics: Statistics) -> float:
+    """The limit whose histogram of magnitudes, clipped and merged into 127 steps, has the least KL divergence from the
+    original (Migacz 2017, 8-bit inference with TensorRT)."""
+    counts = statistics.counts.numpy().copy()
+    counts[0] = counts[1]  # zeros, half of all values after a ReLU, say nothing of where to clip
+    used = int(np.nonzero(counts)[0][-1]) + 1
+    candidates = np.unique(np.linspace(max(STEPS + 1, used // 5), max(STEPS + 1, used), 64).astype(int))
+    kept = candidates[np.argmin([_divergence(counts, int(bins)) for bins in candidates])]
+    return min(float(kept) * statistics.span / BINS, minmax(statistics))
+
+
+def _divergence(counts: np.ndarray, bins: int) -> float:
+    reference = counts[:bins].copy()
+    reference[-1] += counts[bins:].sum()
+    step = np.minimum((np.arange(bins) * (STEPS + 1)) // bins, STEPS)
+    filled = counts[:bins] > 0
+    held = np.bincount(step, counts[:bins], STEPS + 1) / np.maximum(np.bincount(step, filled, STEPS + 1), 1)
+    merged = np.where(filled, held[step], 0)
+    p, q = reference / reference.sum(), merged / max(merged.sum(), 1e-30)
+    there = p > 0
+    return float((p[there] * np.log(p[there] / np.maximum(q[there], 1e-12))).sum())
+
+
+METHODS: dict[str, Callable[[Statistics], float]] = {
+    "minmax": minmax,
+    "percentile-99.9": percentile(0.999),
+    "percentile-99.99": percentile(0.9999),
+    "mse": least_noise,
+    "entropy": entropy,
+}
 
 
 def write(path: Path, ranges: Mapping[str, Range]) -> None:

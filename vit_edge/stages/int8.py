@@ -3,29 +3,31 @@
 int8.onnx     the canonical graph (quantization/quantizer.py), free batch size
 float.onnx    the same folded student in float
 ranges.json   what calibration saw, by the value names of both graphs
-layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input
+layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input, how its range
+              was chosen, equalization's α, whether rounding was compensated and the bias corrected
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from vit_edge import metrics
 from vit_edge.export import onnx
 from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.progress import say
-from vit_edge.quantization import calibration, quantizer, ranges
-from vit_edge.quantization.products import products
+from vit_edge.quantization import calibration, quantizer, ranges, rounding
+from vit_edge.quantization.choice import Chosen, choose
+from vit_edge.quantization.products import Product, parameter, products
+from vit_edge.quantization.simulation import logits
 from vit_edge.recipe import Int8Config
 from vit_edge.store import write_json
 
 CHECKED_IMAGES = 256
-BATCH = 32
 
 
 def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: Int8Config) -> dict[str, Any]:
@@ -38,18 +40,21 @@ def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: In
     graph = deployable(loaded.classifier)
     side = loaded.preprocessing.image_size
     layers = quantizer.layers(graph, config.float_layers)
-    found = products(graph)
-    by_node = calibration.calibrate(graph, calibration_NHWC, minimum_images=config.minimum_images)
+    calibration.check_images(calibration_NHWC, config.minimum_images)
+    calibration.check_weights(graph)
     checked_NHWC = calibration_NHWC[:CHECKED_IMAGES]
-    float_NK = _logits(graph, checked_NHWC)
+    float_NK = logits(graph, checked_NHWC)
     onnx.save(onnx.to_onnx(graph, side), folder / "float.onnx")
-    told = [asdict(layer) | quantizer.noise(graph, p, by_node) for layer, p in zip(layers, found, strict=True)]
-    quantized = quantizer.quantize(graph, torch.from_numpy(calibration_NHWC[:2].copy()), by_node, config.float_layers)
+    chosen = choose(graph, calibration_NHWC, config, say)
+    told = [asdict(layer) | numbers for layer, numbers in zip(layers, _numbers(chosen), strict=True)]
+    found, by_node = products(chosen.floats), chosen.outcome.ranges
+    example = torch.from_numpy(calibration_NHWC[:2].copy())
+    quantized = quantizer.quantize(chosen.on_grid, example, by_node, config.float_layers, chosen.outcome.scales)
     canonical = onnx.to_onnx(quantized, side)
     onnx.save(canonical, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", onnx.ranges_by_value(canonical, found, by_node))
     write_json(folder / "layers.json", told)
-    int8_NK = _logits(quantized, checked_NHWC)
+    int8_NK = logits(quantized, checked_NHWC)
     for layer in layers:
         if layer.reason and layer.kind != "attention":
             say(f"int8: {layer.name} stays float: {layer.reason}")
@@ -63,7 +68,26 @@ def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: In
     }
 
 
-@torch.no_grad()
-def _logits(graph: nn.Module, images_NHWC: np.ndarray) -> np.ndarray:
-    pieces = range(0, len(images_NHWC), BATCH)
-    return np.concatenate([graph(torch.from_numpy(images_NHWC[i : i + BATCH].copy())).numpy() for i in pieces])
+def _numbers(chosen: Chosen) -> Iterator[dict[str, Any]]:
+    """Of each product in turn: what int8 costs its weight and its input, or would, and what was done about it."""
+    outcome = chosen.outcome
+    for product, stored in zip(products(chosen.floats), products(chosen.on_grid), strict=True):
+        weighted = product.kind in ("linear", "conv")
+        int8 = product.name in outcome.scales
+        yield {
+            "weight_sqnr_db": _weight_sqnr_db(chosen, product, stored) if weighted else None,
+            "input_sqnr_db": outcome.ranges[product.inputs[0].name].sqnr_db if weighted else None,
+            "range_method": outcome.methods[product.inputs[0].name] if int8 else None,
+            "equalization": chosen.alphas.get(product.name),
+            "compensated_rounding": product.name in outcome.compensated,
+            "bias_corrected": product.name in outcome.corrected,
+        }
+
+
+def _weight_sqnr_db(chosen: Chosen, product: Product, stored: Product) -> float | None:
+    weight, on_grid = parameter(chosen.floats, product.weight), parameter(chosen.on_grid, stored.weight)
+    assert weight is not None
+    assert on_grid is not None
+    if product.name not in chosen.outcome.scales:
+        on_grid = rounding.nearest(weight, rounding.weight_scales(weight))
+    return quantizer.weight_sqnr_db(weight, on_grid)

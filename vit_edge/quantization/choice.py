@@ -1,0 +1,148 @@
+"""The int8 model that answers most like float on calibration images that nothing was fitted to.
+
+From the plainest on, each step is kept where it brings the logits closer: equalization, the choice of ranges, bias
+correction, error-compensated rounding. N images, K classes.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+
+from vit_edge import metrics
+from vit_edge.quantization import calibration, equalization, layerwise
+from vit_edge.quantization.layerwise import Options, Outcome
+from vit_edge.quantization.ranges import Statistics
+from vit_edge.quantization.simulation import Simulation, logits
+from vit_edge.recipe import Int8Config
+
+GAIN = 0.97
+"""A step is kept when it leaves at most this share of the KL divergence from float."""
+FEWEST, MOST, VALUES = 32, 256, 1 << 23
+"""Images of each half that is tried on: as many as the largest tensor holds so many values of, within bounds."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product."""
+
+    floats: GraphModule
+    on_grid: GraphModule
+    outcome: Outcome
+    options: Options
+    alphas: dict[str, float]
+
+
+@torch.no_grad()
+def choose(
+    graph_module: GraphModule, images_NHWC: np.ndarray, config: Int8Config, say: Callable[[str], None]
+) -> Chosen:  # fmt: skip
+    """Chooses on a part of the images, then takes the ranges from all of them; says in a line each what was chosen.
+
+    `graph_module` is not changed.
+    """
+    half = len(images_NHWC) // 2
+    count = min(images_tried(graph_module), half)
+    fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + count]
+    trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
+    best = trial.equalized(say)
+    for changes, words in _steps(config):
+        best = trial.changed(best, changes, words, config, say)
+    statistics = calibration.observe(best.floats, images_NHWC)
+    on_grid = copy.deepcopy(best.floats)
+    outcome = layerwise.decide(
+        best.floats, on_grid, torch.from_numpy(fit_NHWC.copy()), statistics, best.options, config.float_layers
+    )
+    return Chosen(best.floats, on_grid, outcome, best.options, best.alphas)
+
+
+def images_tried(graph_module: GraphModule) -> int:
+    """How many images the choice is made on, as memory and time allow."""
+    sizes = (node.meta["val"].shape[1:].numel() for node in graph_module.graph.nodes if _has_batch(node))
+    return max(FEWEST, min(MOST, VALUES // max(sizes)))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    floats: GraphModule
+    statistics: dict[Node, Statistics]
+    options: Options
+    alphas: dict[str, float]
+    kl: float
+
+
+class _Trial:
+    def __init__(self, graph_module: GraphModule, fit_NHWC: np.ndarray, held_NHWC: np.ndarray, config: Int8Config):
+        self.graph_module, self.fit_NHWC, self.held_NHWC = graph_module, fit_NHWC, held_NHWC
+        self.float_layers = config.float_layers
+        self.float_NK = logits(graph_module, held_NHWC)
+        self.options = Options("mse" if config.ranges in ("auto", "output") else config.ranges)
+        self.strengths = config.equalization
+
+    def equalized(self, say: Callable[[str], None]) -> _Candidate:
+        """The best strength, none included."""
+        plain = best = self._candidate(self.graph_module, {})
+        groups = equalization.groups(self.graph_module, self.float_layers)
+        if not groups or not self.strengths:
+            return plain
+        largest = equalization.largest_inputs(self.graph_module, groups, self.fit_NHWC)
+        for alpha in self.strengths:
+            graph = copy.deepcopy(self.graph_module)
+            equalization.equalize(graph, largest, alpha, self.float_layers)
+            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers})
+            best = found if found.kl < min(best.kl, GAIN * plain.kl) else best
+        chosen = next(iter(best.alphas.values()), None)
+        _tell(say, "equalization", "none" if chosen is None else f"α = {chosen:g}", plain.kl, best.kl)
+        return best
+
+    def changed(
+        self, before: _Candidate, changes: dict[str, object], words: str, config: Int8Config, say: Callable[[str], None]
+    ) -> _Candidate:
+        """The candidate with other options where that is better, or where the recipe asks for it."""
+        options = replace(before.options, **changes)  # type: ignore[arg-type]
+        found = replace(before, options=options, kl=self._kl(before.floats, before.statistics, options))
+        kept = _asked(config, changes) or found.kl <= GAIN * before.kl
+        say(f"int8: {words}: {'yes' if kept else 'no'} (KL from float {found.kl:.3g} with, {before.kl:.3g} without)")
+        return found if kept else before
+
+    def _candidate(self, graph: GraphModule, alphas: dict[str, float]) -> _Candidate:
+        statistics = calibration.observe(graph, self.fit_NHWC)
+        return _Candidate(graph, statistics, self.options, alphas, self._kl(graph, statistics, self.options))
+
+    def _kl(self, graph: GraphModule, statistics: dict[Node, Statistics], options: Options) -> float:
+        target = copy.deepcopy(graph)
+        images = torch.from_numpy(self.fit_NHWC.copy())
+        outcome = layerwise.decide(graph, target, images, statistics, options, self.float_layers)
+        simulation = Simulation(target, outcome.ranges, self.float_layers)
+        return metrics.mean_kl(self.float_NK, logits(simulation.run, self.held_NHWC))
+
+
+def _steps(config: Int8Config) -> Iterator[tuple[dict[str, object], str]]:
+    """What is tried after equalization, in this order."""
+    if config.ranges in ("auto", "output"):
+        yield {"method": "output"}, "each tensor's range by the outputs that read it"
+    if config.bias_correction != "never":
+        yield {"correct_bias": True}, "bias correction"
+    if config.rounding != "nearest":
+        yield {"compensate": True}, "error-compensated rounding"
+
+
+def _asked(config: Int8Config, changes: dict[str, object]) -> bool:
+    asked = {
+        "method": config.ranges == "output",
+        "correct_bias": config.bias_correction == "always",
+        "compensate": config.rounding == "compensated",
+    }
+    return all(asked[name] for name in changes)
+
+
+def _tell(say: Callable[[str], None], what: str, chosen: str, before: float, after: float) -> None:
+    say(f"int8: {what}: {chosen} (KL from float {after:.3g}, {before:.3g} without)")
+
+
+def _has_batch(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.ndim > 1 and isinstance(value.shape[0], torch.SymInt)

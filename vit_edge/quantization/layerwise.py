@@ -1,0 +1,211 @@
+"""Layer by layer in the graph's order: each layer's range, rounding and bias, with the layers before it already int8.
+
+Two evaluations go through the graph side by side, one in float, one as int8 with what is decided so far. N images,
+R rows of inputs to a product, O output channels.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from vit_edge.quantization import rounding
+from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy, why_float
+from vit_edge.quantization.ranges import METHODS, STEPS, Range, Statistics
+
+ROWS = 4096
+"""Rows that a layer's range and rounding are judged on, drawn evenly from the images."""
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Options:
+    """method: of ranges.METHODS, or "output": the one that disturbs the layers' outputs least, tensor by tensor."""
+
+    method: str = "mse"
+    compensate: bool = False
+    correct_bias: bool = False
+
+    @property
+    def looks(self) -> bool:
+        """Whether the layers' inputs decide anything."""
+        return self.method == "output" or self.compensate or self.correct_bias
+
+
+@dataclass
+class Outcome:
+    """What was decided: ranges and their methods by node name, weight scales (O,) by product name."""
+
+    ranges: dict[str, Range] = field(default_factory=dict)
+    methods: dict[str, str] = field(default_factory=dict)
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    compensated: set[str] = field(default_factory=set)
+    corrected: set[str] = field(default_factory=set)
+
+
+@torch.no_grad()
+def decide(
+    graph_module: GraphModule, target: GraphModule, images_NHWC: Tensor, statistics: Mapping[Node, Statistics],
+    options: Options, float_layers: Collection[str] = (),
+) -> Outcome:  # fmt: skip
+    """Puts `target`, a copy of `graph_module`, on int8's grid: weights and biases are changed, quantizing is not added.
+
+    statistics: of every tensor that a lowering might quantize, by the nodes of `graph_module`.
+    """
+    run = _Run(graph_module, target, statistics, options, float_layers)
+    return run.through(images_NHWC) if options.looks else run.at_once()
+
+
+def to_int8(values: Tensor, found: Range) -> Tensor:
+    """Rounded and clipped, as float."""
+    return torch.fake_quantize_per_tensor_affine(values, found.scale, 0, -STEPS - 1, STEPS)
+
+
+class _Run:
+    def __init__(
+        self, graph_module: GraphModule, target: GraphModule, statistics: Mapping[Node, Statistics], options: Options,
+        float_layers: Collection[str],
+    ):  # fmt: skip
+        self.source, self.target, self.options = graph_module, target, options
+        self.statistics = {node.name: found for node, found in statistics.items()}
+        self.floats, self.int8 = Interpreter(graph_module), Interpreter(target)
+        self.outcome = Outcome()
+        found = [p for p in products(target) if why_float(p, float_layers) is None]
+        self.products = {p.node: p for p in found}
+        self.readers: dict[Node, list[Product]] = {}
+        for product in found:
+            self.readers.setdefault(product.inputs[0], []).append(product)
+        self.quantized: dict[Node, Tensor] = {}
+
+    def through(self, images_NHWC: Tensor) -> Outcome:
+        for interpreter in (self.floats, self.int8):
+            interpreter.env, interpreter.args_iter = {}, iter([images_NHWC])
+        for node, twin in zip(self.source.graph.nodes, list(self.target.graph.nodes), strict=True):
+            self.floats.env[node] = self.floats.run_node(node)
+            product = self.products.get(twin)
+            self.int8.env[twin] = self._layer(product, node) if product else self.int8.run_node(twin)
+            self._forget(self.floats, node)
+            self._forget(self.int8, twin)
+        return self._finished()
+
+    def at_once(self) -> Outcome:
+        """Without a look at the images: ranges by one method, weights to the nearest step."""
+        for product in self.products.values():
+            (source,) = product.inputs
+            self.outcome.ranges[source.name] = self._by_method(source, self.options.method)
+            self._round(product, None)
+        return self._finished()
+
+    def _finished(self) -> Outcome:
+        for name, found in self.statistics.items():
+            self.outcome.ranges.setdefault(name, found.range("mse"))
+        tidy(self.target)
+        return self.outcome
+
+    def _forget(self, interpreter: Interpreter, node: Node) -> None:
+        for unused in interpreter.user_to_last_uses.get(node, []):
+            interpreter.env.pop(unused, None)
+            self.quantized.pop(unused, None)
+
+    def _layer(self, product: Product, node: Node) -> Tensor:
+        """The product's int8 output, once its range, weight and bias are decided."""
+        (source,) = product.inputs
+        if source not in self.quantized:
+            self.outcome.ranges[source.name] = self._range(source)
+            self.quantized[source] = to_int8(self.int8.env[source], self.outcome.ranges[source.name])
+        inputs = self.quantized[source]
+        self._round(product, inputs)
+        output = self._output(product, inputs)
+        if self.options.correct_bias:
+            output += self._correct(product, self.floats.env[node], output)
+        return output
+
+    def _range(self, source: Node) -> Range:
+        statistics = self.statistics[source.name]
+        if self.options.method != "output" or statistics.pixels:
+            return self._by_method(source, self.options.method)
+        ranges = {method: statistics.range(method) for method in METHODS}
+        values = _sample(self.int8.env[source], ROWS // 4)
+        losses = {method: self._loss(source, values, found) for method, found in ranges.items()}
+        best = min(losses, key=lambda method: losses[method])
+        self.outcome.methods[source.name] = best
+        return ranges[best]
+
+    def _by_method(self, source: Node, method: str) -> Range:
+        statistics = self.statistics[source.name]
+        self.outcome.methods[source.name] = "exact" if statistics.pixels else method
+        return statistics.range(method)
+
+    def _loss(self, source: Node, values: Tensor, found: Range) -> float:
+        """Squared error of all outputs that read the tensor, each as a share of its power."""
+        error, total = to_int8(values, found) - values, 0.0
+        for product in self.readers[source]:
+            made = _called(product, error, self._weight(product))
+            power = _called(product, values, self._weight(product))
+            total += float(made.square().sum() / power.square().sum().clamp_min(1e-12))
+        return total
+
+    def _round(self, product: Product, inputs: Tensor | None) -> None:
+        weight = self._weight(product)
+        scales_O = rounding.weight_scales(weight)
+        rows_RI = _rows(product, weight, inputs) if self.options.compensate and inputs is not None else None
+        if rows_RI is None:
+            rounded = rounding.nearest(weight, scales_O)
+        else:
+            rounded = rounding.compensated(weight.flatten(1), scales_O, rows_RI).reshape(weight.shape)
+            self.outcome.compensated.add(product.name)
+        self.outcome.scales[product.name] = scales_O
+        set_parameter(self.target, product.node, 1, rounded)
+
+    def _correct(self, product: Product, expected: Tensor, output: Tensor) -> Tensor:
+        """Moves the bias by the mean difference from float in each output channel (Nagel et al. 2019, §4.2)."""
+        axis = 1 if product.kind == "conv" else output.ndim - 1
+        moved_O = (expected - output).mean(dim=[d for d in range(output.ndim) if d != axis])
+        args = product.node.args
+        bias = parameter(self.target, args[2]) if len(args) > 2 else None
+        set_parameter(self.target, product.node, 2, moved_O if bias is None else bias + moved_O)
+        self.outcome.corrected.add(product.name)
+        return moved_O.reshape([-1 if d == axis else 1 for d in range(output.ndim)])
+
+    def _weight(self, product: Product) -> Tensor:
+        weight = parameter(self.target, product.node.args[1])
+        assert weight is not None
+        return weight
+
+    def _output(self, product: Product, inputs: Tensor) -> Tensor:
+        bias = parameter(self.target, product.node.args[2]) if len(product.node.args) > 2 else None
+        return _called(product, inputs, self._weight(product), bias)
+
+
+def _called(product: Product, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    target: Any = product.node.target
+    return target(inputs, weight, bias, *product.node.args[3:])
+
+
+def _sample(values: Tensor, rows: int) -> Tensor:
+    """Every so many images, so that about so many positions are left, and 8 images at least."""
+    positions = values[0].numel() // (values.shape[1] if values.ndim == 4 else values.shape[-1])
+    return values[:: max(1, len(values) // max(8, rows // positions))]
+
+
+def _rows(product: Product, weight: Tensor, inputs: Tensor) -> Tensor | None:
+    """Inputs as the flattened weight reads them (R, I·h·w); None for grouped convolutions, which are left as they are."""
+    if product.kind == "linear":
+        rows = inputs.flatten(0, -2)
+        return rows[:: max(1, len(rows) // ROWS)]
+    arguments: list[Any] = list(product.node.args[3:])
+    stride, padding, dilation, groups = (arguments + [1, 0, 1, 1][len(arguments) :])[:4]
+    if groups != 1 or weight.ndim != 4 or isinstance(padding, str):
+        return None
+    if weight.shape[2:] == (1, 1):
+        pixels = inputs.permute(0, 2, 3, 1)[:, :: _first(stride), :: _first(stride)].flatten(0, 2)
+        return pixels[:: max(1, len(pixels) // ROWS)]
+    few = _sample(inputs, ROWS)
+    return torch.nn.functional.unfold(few, weight.shape[2:], dilation, padding, stride).transpose(1, 2).flatten(0, 1)
+
+
+def _first(value: Any) -> int:
+    return int(value[0] if isinstance(value, list | tuple) else value)
