@@ -126,7 +126,7 @@ def test_every_recipe_of_the_readme_is_shipped(name: str) -> None:
 def test_the_readmes_profile_loads() -> None:
     import yaml
 
-    (example,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (example,) = re.findall(r"```yaml\n(# my-camera.*?)```", README, flags=re.DOTALL)
     assert parse(Target, {"name": "my-camera"} | yaml.safe_load(example), "README").threads == 4
 
 
