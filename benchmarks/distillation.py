@@ -167,9 +167,7 @@ def confirm(bench: Bench, best: dict[str, tuple[float, float]]) -> None:
         bound = mean - T_95 * spread / math.sqrt(len(gains))
         columns = [" ".join(f"{value:.2%}" for value in values) for values in (plain, distilled)]
         each = " ".join(f"{gain:+.2f}" for gain in gains)
-        print(
-            f"| {student} | {columns[0]} | {columns[1]} | {each} | {mean:.2f} | {bound:.2f} |"
-        )
+        print(f"| {student} | {columns[0]} | {columns[1]} | {each} | {mean:.2f} | {bound:.2f} |")
 
 
 def _one_thread() -> None:
