@@ -147,7 +147,9 @@ class DistillationConfig(Settings):
         if not any((self.kl, self.standardised, self.dist, self.hard, self.features)):
             raise ValueError("every weight of the teacher's is 0: set distillation to null to train without it")
         if self.features and self.cache:
-            raise ValueError("features are not in the teacher's cache, which keeps logits: set distillation.cache to false")
+            raise ValueError(
+                "features are not in the teacher's cache, which keeps logits: set distillation.cache to false"
+            )
         return self
 
     @property
