@@ -105,6 +105,19 @@ def test_train_quantize_reference_export(vit_edge: Cli, tmp_path: Path) -> None:
     for name in ("onnxruntime", "openvino"):
         assert f"bundle: runs/vit_ti16-digits/export/{name}/bundle" in out
         assert (tmp_path / "runs/vit_ti16-digits/export" / name / "bundle" / "bundle.json").is_file()
+    refused(vit_edge("export", "--target", "onnx", "--sign", "no.pem"), "no.pem is not there", "openssl genpkey")
+    (tmp_path / "key.pem").write_bytes(private_key())
+    code, out, err = vit_edge("export", "--target", "onnx", "--sign", "key.pem")
+    assert code == 0, err
+    assert out.endswith("/export/onnxruntime/bundle, signed\n")
+    assert (tmp_path / "runs/vit_ti16-digits/export/onnxruntime/bundle/bundle.json.sig").stat().st_size == 64
+
+
+def private_key() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def test_a_trained_run_can_teach_and_its_folder_can_be_exported(vit_edge: Cli) -> None:

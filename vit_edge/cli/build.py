@@ -128,14 +128,25 @@ def export(
     target: Annotated[list[str], typer.Option("--target", help="A runtime, a device profile, or `all`; repeatable.")],
     model: options.Model = None,
     data: options.Data = None,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="KEY", help="Sign the bundles, as `vit-edge sign --key KEY` does.")
+    ] = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
     """Export a bundle per target: quantizes first where that has not been done."""
+    from vit_edge import bundle as bundles
+    from vit_edge.safety import signature
+
+    if sign is not None:
+        signature.sign(b"", sign)  # that a key is none is better known before the work
     names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
     pipeline = _continue(model, data, "export", device, data_dir, targets=names)
     for name in pipeline.only or ():
-        typer.echo(f"bundle: {pipeline.done[f'export/{name}'] / 'bundle'}")
+        path = pipeline.done[f"export/{name}"] / "bundle"
+        if sign is not None:
+            bundles.sign(path, sign)
+        typer.echo(f"bundle: {path}{', signed' if sign else ''}")
 
 
 def models(

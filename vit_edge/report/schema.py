@@ -15,7 +15,7 @@ EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "undecided": 3, "unmeasu
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
 
 class Check(Part):

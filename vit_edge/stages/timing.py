@@ -17,8 +17,8 @@ from vit_edge.target import Protocol, Target
 
 # Of the time to measure, for the offline throughput of all artefacts; images of a query where the graph leaves it open.
 OFFLINE_SHARE, OPEN_BATCHES = 0.2, (8, 32)
-# Sessions side by side on another device than a CPU; on a CPU, each has a thread.
-STREAMS_ELSEWHERE = 2
+# Sessions side by side, at most; on another device than a CPU, so many.
+MOST_STREAMS, STREAMS_ELSEWHERE = 8, 2
 # Sessions side by side take at most this share of the memory that is free.
 MEMORY_SHARE = 0.25
 
@@ -77,11 +77,12 @@ def _offline(one: Opened, opened: Bundle, images: Evaluation, seconds: float) ->
 
 
 def _ways(one: Opened) -> Iterator[tuple[int, int]]:
-    """Batch and streams: as it is open already, as many side by side as there are threads, and larger batches."""
+    """Batch and streams: as it is open already, some side by side, and larger batches."""
     target = one.source.target
     yield target.batch, 1
     free = machine.free_memory_bytes() * MEMORY_SHARE // max(1, one.memory_bytes or 2 * one.size_bytes)
-    streams = min(machine.threads(target) if target.device == "CPU" else STREAMS_ELSEWHERE, int(free))
+    streams = machine.threads(target) if target.device == "CPU" else STREAMS_ELSEWHERE
+    streams = min(streams, MOST_STREAMS, int(free))
     if streams > 1:
         yield target.batch, streams
     if one.session.describe()["open_batch"]:
