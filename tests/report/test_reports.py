@@ -1,11 +1,19 @@
+import json
+import math
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import reduce
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from vit_edge import bundle, ledger
-from vit_edge.report import console, html, junit, markdown
+from vit_edge.errors import UserError
+from vit_edge.report import console, html, junit, markdown, reading
 from vit_edge.report.schema import Check, ClassDrop, Flip, Report
 from vit_edge.stages.gate import Gated, gate_bundle
 
@@ -108,3 +116,39 @@ def test_the_console_is_plain_when_piped(
     assert out.startswith(report.verdict.upper())
     for check in report.checks:
         assert f"{check.verdict:10} {check.name}\n" in out
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    children = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, child in children:
+        yield (*path, key)
+        yield from paths_in(child, (*path, key))
+
+
+def test_a_report_with_anything_changed_is_shown_or_refused(
+    report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = json.loads(report.model_copy(update={"answers": None}).to_json())
+    random = Random(0)
+    paths, shown = list(paths_in(plain)), 0
+    for number in range(200):
+        changed = deepcopy(plain)
+        *above, last = random.choice(paths)
+        reduce(lambda part, key: part[key], above, changed)[last] = random.choice(
+            (math.nan, 0, -1, 1e308, "", None, [], {}, True)
+        )
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(changed))
+        try:
+            found, _ = reading.reports([file])
+        except UserError:
+            continue
+        shown += 1
+        html.page(reports=found)
+        junit.of_report(found[0])
+        assert markdown.of_report(found[0])
+        assert markdown.of_reports(found)
+        console.show_report(found[0])
+        console.show_reports(found)
+    assert 20 < shown < 180
+    capsys.readouterr()

@@ -55,7 +55,7 @@ def by_data(reports: Sequence[Report]) -> dict[str, list[Report]]:
     """The reports by the images that their accuracies were measured on, in their order."""
     found: dict[str, list[Report]] = {}
     for one in reports:
-        found.setdefault(str((one.reference or {}).get("data", "")), []).append(one)
+        found.setdefault(one.reference["data"] if one.reference else "", []).append(one)
     return found
 
 

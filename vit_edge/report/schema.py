@@ -6,6 +6,7 @@ top1 is a fraction; drops and margins are percentage points, positive when the t
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import NotRequired, TypedDict
 
 from vit_edge.metrics import Percentiles
 
@@ -110,7 +111,9 @@ class Artefact(Part):
     noise: float = Field(description="of p50")
     p90_noise: float
     drift: float = Field(description="p50 of the last quarter of the queries over that of the first, minus 1")
-    histogram: list[int] = Field(description="of the latencies, from Latency.low_ms to high_ms in equal steps")
+    histogram: list[int] = Field(
+        min_length=1, description="of the latencies, from Latency.low_ms to high_ms in equal steps"
+    )
     offline: Offline
     load_ms: float
     first_ms: float = Field(description="the first query, which may still prepare something")
@@ -176,6 +179,45 @@ class CoverageReport(Part):
     int8_share: float | None = Field(description="share of multiply-adds in int8; null when not every shape is known")
 
 
+class LowPrecisionReport(TypedDict):
+    """The student in PyTorch in a lower precision than the reference's, on its first n images."""
+
+    n: int
+    top1: float
+    agreement: float
+    latency_ms: Percentiles
+
+
+class ReferenceReport(TypedDict):
+    """The float student in PyTorch, what the target is held against; and all else that its evaluation says of it."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    device: str
+    kind: str
+    precision: str
+    data: str
+    beside: NotRequired[dict[str, LowPrecisionReport]]
+
+
+class DeviceReport(TypedDict):
+    """The machine; and all else that it says of itself."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    processor: str
+    instruction_sets: list[str]
+
+
+class RuntimeReport(TypedDict):
+    """The runtime; and all that its session says of itself."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    name: str
+    version: str | None
+    threads: NotRequired[int | None]
+    batch: NotRequired[int]
+    precision: NotRequired[str]
+
+
 class Report(Part):
     """vit-edge/gate/1: all that a gate found."""
 
@@ -193,9 +235,9 @@ class Report(Part):
     latency: Latency | None
     regression: Regression | None = None
     answers: Answers | None = None
-    reference: dict[str, Any] | None
-    device: dict[str, Any]
-    runtime: dict[str, Any]
+    reference: ReferenceReport | None
+    device: DeviceReport
+    runtime: RuntimeReport
     provenance: dict[str, Any] = {}
 
     @property

@@ -24,9 +24,9 @@ def conditions(report: Report) -> str:
     """What the numbers hold for: device, runtime, threads, batch, precision of what is not int8."""
     runtime = report.runtime
     parts = [
-        f"{runtime['name']} {runtime.get('version')}",
+        f"{runtime['name']} {runtime['version']}",
         device(report),
-        ", ".join(report.device.get("instruction_sets", [])),
+        ", ".join(report.device["instruction_sets"]),
         f"{runtime['threads']} threads" if runtime.get("threads") else "",
         f"batch {runtime['batch']}" if runtime.get("batch") else "",
         f"float parts in {runtime['precision']}" if runtime.get("precision") else "",
@@ -79,7 +79,8 @@ def latency_rows(report: Report) -> list[tuple[str, ...]]:
         for one in report.latency.artefacts
     ]
     references = {"reference, f32": report.latency.reference_ms}
-    for precision, one in ((report.reference or {}).get("beside") or {}).items():
+    beside = report.reference.get("beside", {}) if report.reference else {}
+    for precision, one in beside.items():
         references[f"reference, {precision}"] = one["latency_ms"]
     return rows + [(name, *_ms(found), *[NOT_MEASURED] * 5) for name, found in references.items() if found]
 
