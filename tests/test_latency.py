@@ -1,5 +1,4 @@
 from collections.abc import Mapping
-from functools import partial
 
 import numpy as np
 import pytest
@@ -129,8 +128,8 @@ def test_equal_latencies_have_a_histogram_too() -> None:
     assert sum(found({"int8": same, "f32": same}).artefacts[0].histogram) == N
 
 
-def test_noise_told_is_the_spread_of_speedups_over_gates() -> None:
-    gates = [partial(found, {"int8": stream(2.0, seed=2 * i), "f32": stream(3.0, seed=2 * i + 1)})() for i in range(60)]
-    speedups = [one.speedup_vs_float for one in gates]
-    told = np.mean([one.speedup_noise for one in gates])  # type: ignore[misc]
-    assert told == pytest.approx(2.26 * np.std(speedups) / np.mean(speedups), rel=0.4)  # type: ignore[arg-type]
+def test_noise_holds_what_no_single_gate_sees() -> None:
+    same = Stream(np.full(N, 2.0), 20, True)
+    still = found({"int8": same, "f32": same})
+    assert still.speedup_noise == still.artefacts[0].noise == still.artefacts[0].p90_noise == latency.RESTART
+    assert latency.check(still, Limits(min_speedup=1.0)).verdict == "undecided"

@@ -3,7 +3,8 @@
 N queries in order. Ratios are of p50s; a noise is half the width of a 95 % interval, as a share of the value.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from vit_edge.recipe import Limits
 from vit_edge.report.schema import Artefact, Check, Latency
 from vit_edge.runtimes.clock import TIMED, Stream
 
+# What no single gate sees: from one process to the next, latencies move by so much (95 %), with the cores and the
+# addresses that each is given. Ten gates of one bundle had speed-ups of 1.16 to 1.20, and told of 0.2 to 1.5 % each.
+RESTART = 0.02
 BINS, FAR = 40, 3.0
 # A round is disturbed when each artefact's mean is so many times its p50; a tenth of such rounds is told.
 SLOW, DISTURBED = 1.25, 0.1
@@ -35,8 +39,8 @@ def statistics(stream: Stream, span: tuple[float, float]) -> dict[str, Any]:
     quarters = np.array_split(latencies_ms, 4)
     return {
         "ms": metrics.percentiles(latencies_ms),
-        "noise": metrics.noise(latencies_ms, _p50),
-        "p90_noise": metrics.noise(latencies_ms, _p90),
+        "noise": _noise(latencies_ms, _p50),
+        "p90_noise": _noise(latencies_ms, _p90),
         "drift": _p50(quarters[-1]) / _p50(quarters[0]) - 1,
         "histogram": np.histogram(latencies_ms, BINS, span)[0].tolist(),
         "warmup": stream.warmup,
@@ -162,6 +166,10 @@ def _p90(latencies_ms: np.ndarray) -> float:
     return float(np.percentile(latencies_ms, 90))
 
 
+def _noise(samples_N: np.ndarray, statistic: Callable[[np.ndarray], float]) -> float:
+    return math.hypot(metrics.noise(samples_N, statistic), RESTART)
+
+
 def _means(latencies_ms: np.ndarray) -> np.ndarray:
     """Of each turn."""
     turns = np.array_split(latencies_ms, max(1, len(latencies_ms) // TIMED))
@@ -175,4 +183,4 @@ def _speedup(float_artefact: Artefact | None, int8: Artefact) -> float | None:
 def _noise_of_ratio(above: Stream, below: Stream) -> float:
     """Of the ratio of two p50s that were measured in turns: what slowed both alike does not count."""
     pairs_N2 = np.stack([above.latencies_ms, below.latencies_ms], axis=1)
-    return metrics.noise(pairs_N2, lambda block: _p50(block[:, 0]) / _p50(block[:, 1]))
+    return _noise(pairs_N2, lambda block: _p50(block[:, 0]) / _p50(block[:, 1]))
