@@ -21,8 +21,9 @@ from vit_edge.recipe import Int8Config
 
 GAIN = 0.97
 """A step is kept when it leaves at most this share of the KL divergence from float."""
-FEWEST, MOST, VALUES = 32, 256, 1 << 23
-"""Images of each half that is tried on: as many as the largest tensor holds so many values of, within bounds."""
+FEWEST, MOST, VALUES = 32, 256, 1 << 22
+"""Images that a trial is fitted to: as many as the largest tensor holds so many values of, within bounds. It is judged
+on twice as many, MOST at most."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def choose(
     """
     half = len(images_NHWC) // 2
     count = min(images_tried(graph_module), half)
-    fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + count]
+    fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + min(2 * count, MOST)]
     trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
     best = trial.equalized(say)
     for changes, words in _steps(config):
@@ -60,7 +61,7 @@ def choose(
 
 
 def images_tried(graph_module: GraphModule) -> int:
-    """How many images the choice is made on, as memory and time allow."""
+    """How many images a trial is fitted to, as memory and time allow."""
     sizes = (node.meta["val"].shape[1:].numel() for node in graph_module.graph.nodes if _has_batch(node))
     return max(FEWEST, min(MOST, VALUES // max(sizes)))
 
