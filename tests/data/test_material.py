@@ -11,7 +11,7 @@ from vit_edge.data import datasets, material
 from vit_edge.data.views import Views
 from vit_edge.errors import UserError
 from vit_edge.pipeline import Pipeline
-from vit_edge.recipe import AugmentConfig, DataConfig, Recipe
+from vit_edge.recipe import DataConfig, DistillationConfig, Recipe, StudentConfig
 
 
 def photographs(folder: Path, count: int = 5) -> Path:
@@ -52,7 +52,8 @@ def test_unlabelled_images_are_checked_as_labelled_ones_are(tmp_path: Path, caps
 
 def test_the_students_fingerprint_covers_the_unlabelled_images_and_the_teachers_does_not(tmp_path: Path) -> None:
     photographs(tmp_path / "photographs")
-    recipe = Recipe(name="x", data=DataConfig(unlabelled=str(tmp_path / "photographs")))
+    student = StudentConfig(distillation=DistillationConfig(labels=0.0))
+    recipe = Recipe(name="x", data=DataConfig(unlabelled=str(tmp_path / "photographs")), student=student)
 
     def plans() -> tuple[str, str]:
         pipeline = Pipeline(recipe, tmp_path / "run")
