@@ -11,7 +11,7 @@ from vit_edge.data import datasets, material
 from vit_edge.data.views import Views
 from vit_edge.errors import UserError
 from vit_edge.pipeline import Pipeline
-from vit_edge.recipe import DataConfig, DistillationConfig, Recipe, StudentConfig
+from vit_edge.recipe import AugmentConfig, DataConfig, DistillationConfig, Recipe, StudentConfig
 
 
 def photographs(folder: Path, count: int = 5) -> Path:
