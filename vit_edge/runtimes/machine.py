@@ -1,8 +1,10 @@
 """What this machine is, as far as its numbers depend on it."""
 
+import ctypes
 import os
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,12 @@ def instruction_sets() -> list[str]:
 
 
 def restart_peak_memory() -> int | None:
-    """The memory that this process holds, from which its peak is counted anew; null where the system does not tell."""
+    """The memory that this process holds, from which its peak is counted anew; null where the system does not tell.
+
+    What it has freed goes back to the system first: taken up again, it would not count.
+    """
+    with suppress(OSError, AttributeError):  # other libraries than glibc have no malloc_trim
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
