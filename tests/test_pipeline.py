@@ -14,8 +14,8 @@ from vit_edge.recipe import Recipe
 from vit_edge.settings import parse
 from vit_edge.stages import summary
 
-TRAINING = {"epochs": 8, "batch_size": 32, "learning_rate": 2e-3, "warmup_epochs": 1.0}
-GEOMETRY = {"name": "vit_ti16", "patch_size": 8, "width": 32, "depth": 2, "heads": 2}
+TRAINING = {"epochs": 12, "batch_size": 32, "learning_rate": 4e-3, "warmup_epochs": 1.0}
+GEOMETRY = {"name": "vit_ti16", "stem": [16, 32], "patch_size": 2, "width": 32, "depth": 2, "heads": 2}
 RECIPE = {
     "name": "tiny",
     "data": {"spec": "digits", "image_size": 32, "calibration_images": 96},
