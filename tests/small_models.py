@@ -112,11 +112,20 @@ def built(kind: str) -> Built:
 def build(model: Classifier) -> Built:
     graph, side = deployable(model), model.image_size
     found = products(graph)
-    ranges = calibration.calibrate(graph, images(32, side), minimum_images=8)
+    ranges = calibrate(graph, images(32, side), minimum_images=8)
     floats = onnx.to_onnx(graph, side)
     quantized = quantizer.quantize(graph, torch.from_numpy(images(2, side)), ranges)
     canonical = onnx.to_onnx(quantized, side)
     return Built(model, found, ranges, quantized, floats, canonical, onnx.ranges_by_value(canonical, found, ranges))
+
+
+def calibrate(
+    graph: GraphModule, images_NHWC: np.ndarray, *, minimum_images: int, method: str = "mse"
+) -> dict[str, Range]:
+    """Ranges by node name as the int8 stage takes them: checked, observed, each by one method."""
+    calibration.check_images(images_NHWC, minimum_images)
+    calibration.check_weights(graph)
+    return {node.name: found.range(method) for node, found in calibration.observe(graph, images_NHWC).items()}
 
 
 @torch.no_grad()

@@ -38,8 +38,6 @@ def test_counts_with_a_stem_equal_the_built_models(channels):
     geometry, side = model.config, zoo.map_side(config, 40)
     built = sum(p.numel() for p in model.parameters())
     assert sizes.parameters(geometry, channels[-1], side) + sizes.stem_parameters(channels) == built
-    cost = sizes.multiply_adds(geometry, channels[-1], side) + sizes.stem_multiply_adds(channels, 40)
-    assert cost == multiply_adds(model.eval(), 40)
     assert sizes.stem_parameters(channels) == sum(p.numel() for p in ConvStem(channels).parameters())
 
 

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.small_models import built, classifier, cnn, images, vit
+from tests.small_models import built, calibrate, classifier, cnn, images, vit
 from vit_edge.errors import UserError
 from vit_edge.export.fold import deployable
 from vit_edge.quantization import ranges
-from vit_edge.quantization.calibration import calibrate, holds_pixels, refuse_gate_images
+from vit_edge.quantization.calibration import holds_pixels, refuse_gate_images
 from vit_edge.quantization.products import products
 from vit_edge.quantization.ranges import PIXELS, Statistics
 

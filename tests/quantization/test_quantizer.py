@@ -2,11 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.small_models import built, classifier, images, logits_of, vit
+from tests.small_models import built, calibrate, classifier, images, logits_of, vit
 from vit_edge import metrics
 from vit_edge.errors import UserError
 from vit_edge.export.fold import deployable
-from vit_edge.quantization import calibration, quantizer
+from vit_edge.quantization import quantizer
 
 aten = torch.ops.aten
 QUANTIZE = torch.ops.quantized_decomposed.quantize_per_tensor.default
@@ -48,7 +48,7 @@ def test_layers_left_in_float_are_left_and_told() -> None:
     left = ("head", "blocks.0.mlp.fc1")
     told = {layer.name: layer for layer in quantizer.layers(graph, left)}
     assert {name for name, layer in told.items() if layer.kind == "linear" and layer.reason} == set(left)
-    ranges = calibration.calibrate(graph, images(8), minimum_images=8)
+    ranges = calibrate(graph, images(8), minimum_images=8)
     quantized = quantizer.quantize(graph, torch.from_numpy(images(2)), ranges, left)
     weights = [node for node in quantized.graph.nodes if "dequantize_per_channel" in str(node.target)]
     assert len(weights) == sum(layer.reason is None for layer in told.values())

@@ -49,15 +49,6 @@ def stem_parameters(channels: Sequence[int]) -> int:
     return sum(9 * before * after + 2 * after for before, after in pairwise((COLOURS, *channels)))
 
 
-def stem_multiply_adds(channels: Sequence[int], image_size: int) -> int:
-    """Of `ConvStem(channels)` on one image."""
-    total, side = 0, image_size
-    for before, after in pairwise((COLOURS, *channels)):
-        side = -(-side // 2)
-        total += 9 * before * after * side * side
-    return total
-
-
 def check(name: str, config: ViTConfig, stem: Sequence[int], side: int) -> None:
     """Refuses a geometry that no machine that this is meant for could hold, before anything is made. UserError says its size."""
     count = parameters(config, stem[-1] if stem else COLOURS, side) + stem_parameters(stem)

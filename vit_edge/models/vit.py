@@ -74,7 +74,7 @@ class VisionTransformer(nn.Module):
     `stem`: any module from images to a feature map (B, C', H', W') that the patches are then taken from (hybrid).
     Linear weights, the head's too, the patch projection, tokens and positions start as a truncated normal of σ = 0.02,
     the weights of a model narrower than ViT-B wider (`_initialise`); a head that replaces another on trained weights
-    starts at zero (`replace_head`).
+    starts at zero (checkpoints.py).
     Raises ValueError that names H, W and P when the patches do not tile the image.
     """
 
@@ -145,13 +145,6 @@ class VisionTransformer(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recomputes each block in the backward pass instead of keeping its activations."""
         self.grad_checkpointing = enable
-
-    def replace_head(self, classes: int) -> None:
-        """A new head of zeros for `classes` classes, the fine-tuning convention of the paper."""
-        self.config = replace(self.config, classes=classes)
-        self.head = _zero_linear(self.head, classes)
-        if self.head_dist is not None:
-            self.head_dist = _zero_linear(self.head_dist, classes)
 
     def set_norm_epsilon(self, epsilon: float) -> None:
         """What every LayerNorm adds to the variance: it belongs to the weights."""
@@ -375,13 +368,6 @@ def _keep(record: Record | None, name: str, value: Tensor) -> None:
 
 def _hidden_layer(width: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
-
-
-def _zero_linear(old: nn.Linear, classes: int) -> nn.Linear:
-    new = nn.Linear(old.in_features, classes, device=old.weight.device, dtype=old.weight.dtype)
-    nn.init.zeros_(new.weight)
-    nn.init.zeros_(new.bias)
-    return new
 
 
 def _stem_block(channels_in: int, channels_out: int) -> nn.Sequential:

@@ -13,24 +13,12 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.errors import UserError
 from vit_edge.quantization.products import Product, products
-from vit_edge.quantization.ranges import Range, Statistics
+from vit_edge.quantization.ranges import Statistics
 
 BATCH = 32
 aten = torch.ops.aten
 VIEWS = {aten.permute.default, aten.unflatten.int, aten.flatten.using_ints, aten.reshape.default, aten.view.default}
 CASTS = {aten.to.dtype, aten._to_copy.default}
-
-
-def calibrate(
-    graph_module: GraphModule, images_NHWC: np.ndarray, *, minimum_images: int, method: str = "mse"
-) -> dict[str, Range]:
-    """Ranges by node name of the unquantized exported graph, each by one method of ranges.METHODS.
-
-    Raises UserError for images that cannot be calibrated on and for a model with NaN.
-    """
-    check_images(images_NHWC, minimum_images)
-    check_weights(graph_module)
-    return {node.name: found.range(method) for node, found in observe(graph_module, images_NHWC).items()}
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from timm.data import Mixup
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
@@ -133,7 +134,7 @@ class Training:
         batch = Batch(pixels_BCHW, target.clamp(min=0), positions_B, epoch=0, trial=True)
         model = self.accelerator.unwrap_model(self.model)
         chosen = faster_precision(model, lambda trial: self.loss(trial, batch), self.accelerator.device)
-        self.precision = self._same_everywhere(chosen)
+        self.precision = broadcast_object_list([chosen])[0]  # the main process's choice, everywhere
         return self.precision
 
     @property
@@ -275,12 +276,6 @@ class Training:
             raise UserError(f"{images} training images are fewer than the {shares} shares of a batch", "give more images, or lower accumulate")  # fmt: skip
         say(f"{images} training images are fewer than a batch of {size}: batches of {images // shares * shares}")
         return images // shares * shares
-
-    def _same_everywhere(self, precision: Precision) -> Precision:
-        """The main process's choice."""
-        choice = torch.tensor([float(precision == "bf16")], device=self.accelerator.device)
-        mine = choice if self.accelerator.is_main_process else torch.zeros_like(choice)
-        return "bf16" if float(self.accelerator.reduce(mine, "sum")) > 0 else "f32"
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
