@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -18,15 +18,19 @@ KEEP_MATMUL = {"optimization.disable_specified_optimizers": "MatMulAddFusion"}
 QUICK = {"warmup": 2, "seconds": 0.2, "min_queries": 16, "max_queries": 200}
 
 
+def missing(name: str, reason: str) -> NoReturn:
+    """A skip that says what is not here; a failure where VIT_EDGE_REQUIRE names it."""
+    if name in os.environ.get("VIT_EDGE_REQUIRE", "").split(","):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def require(module: str, name: str) -> Any:
     """The module, or a skip that says why; a failure where VIT_EDGE_REQUIRE names it."""
     try:
         return __import__(module)
     except ImportError as err:
-        reason = f"{name} is not installed: {err}"
-        if name in os.environ.get("VIT_EDGE_REQUIRE", "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing(name, f"{name} is not installed: {err}")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import MakeBundle
+from tests.conftest import MakeBundle, missing, require
 from tests.tiny_model import digits
 
 FORBIDDEN = "torch torchvision timm torchao onnx onnxscript onnx_ir accelerate safetensors sklearn"
@@ -150,7 +150,6 @@ def test_targets_lists_every_profile_that_ships() -> None:
 
 
 def test_a_target_that_cannot_run_here_exits_3(make_bundle: MakeBundle) -> None:
-    from tests.conftest import require
     from vit_edge.runtimes import cuda
 
     require("tensorrt_rtx_bindings", "tensorrt")
@@ -163,7 +162,7 @@ def test_a_target_that_cannot_run_here_exits_3(make_bundle: MakeBundle) -> None:
 
 def test_a_bundle_is_signed_and_only_its_makers_key_lets_it_in(ort_bundle: Path, tmp_path: Path) -> None:
     if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed")
+        missing("openssl", "openssl is not installed")
     for name in ("key", "other"):
         make = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", tmp_path / f"{name}.pem"]
         subprocess.run(make, check=True, capture_output=True)

@@ -9,15 +9,17 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.conftest import missing
 from vit_edge.data import datasets, named
 from vit_edge.errors import UserError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
-required = os.environ.get("VIT_EDGE_REQUIRE", "").split(",")
-needs_fashion_mnist = pytest.mark.skipif(
-    not FASHION.is_dir() and "fashion-mnist" not in required,
-    reason="Fashion-MNIST is not installed: apt install dataset-fashion-mnist",
-)
+
+
+@pytest.fixture
+def fashion_mnist() -> None:
+    if not FASHION.is_dir():
+        missing("fashion-mnist", "Fashion-MNIST is not installed: apt install dataset-fashion-mnist")
 
 
 def class_folders(root: Path, counts: dict[str, int]) -> Path:
@@ -55,7 +57,7 @@ def test_the_halves_depend_on_the_seed_alone() -> None:
     assert not np.array_equal(first, other)
 
 
-@needs_fashion_mnist
+@pytest.mark.usefixtures("fashion_mnist")
 def test_fashion_mnist_is_read_where_debian_puts_it(tmp_path: Path) -> None:
     data = datasets.find("fashion-mnist", tmp_path).load()
     assert (len(data.train), len(data.gate), len(data.classes)) == (60_000, 10_000, 10)

@@ -1,6 +1,5 @@
 """The page as a browser shows it: light, dark, and as narrow as a phone."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import missing
 from vit_edge.report import charts, html
 from vit_edge.report.schema import Report
 from vit_edge.stages.gate import gate_bundle
@@ -38,8 +38,7 @@ def browser(*arguments: object) -> str:
     """Runs a headless browser and gives what it prints; a skip, or a failure where it is required, without one."""
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
-        required = "chromium" in os.environ.get("VIT_EDGE_REQUIRE", "").split(",")
-        (pytest.fail if required else pytest.skip)("no browser is installed: apt-get install chromium")
+        missing("chromium", "no browser is installed: apt-get install chromium")
     command = [found, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 

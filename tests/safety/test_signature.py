@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import missing
 from vit_edge import bundle
 from vit_edge.bundle import Trust
 from vit_edge.errors import UserError
@@ -19,7 +20,7 @@ def openssl(*arguments: object) -> None:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of key.pem and pub.pem, made as the README says, and another pair."""
     if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed")
+        missing("openssl", "openssl is not installed")
     folder = tmp_path_factory.mktemp("keys")
     for private, public in (("key.pem", "pub.pem"), ("other.pem", "other-pub.pem")):
         openssl("genpkey", "-algorithm", "ed25519", "-out", folder / private)

@@ -71,6 +71,16 @@ def test_what_is_of_something_else_is_dropped_and_said(
     assert (tmp_path / "run" / "teacher_cache" / "epoch_0000.npy").read_bytes() != before
 
 
+def test_the_logits_of_another_data_set_are_dropped_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TeacherCache(tmp_path, KEY | {"data set": "a"}, 4, 10).keep(0, np.arange(4), np.ones((4, 10), np.float32))
+    assert TeacherCache(tmp_path, KEY | {"data set": "a"}, 4, 10).read(0, np.arange(4)) is not None
+    assert capsys.readouterr().err == ""
+    assert TeacherCache(tmp_path, KEY | {"data set": "b"}, 4, 10).read(0, np.arange(4)) is None
+    assert "are of another data set" in capsys.readouterr().err
+
+
 def test_more_epochs_ask_for_what_is_missing_only(tmp_path: Path) -> None:
     distil(tmp_path / "run")
     files = tmp_path / "run" / "teacher_cache"
