@@ -35,7 +35,8 @@ class Simulation(Interpreter):
 
 
 @torch.no_grad()
-def logits(run: Any, images_NHWC: np.ndarray) -> np.ndarray:
-    """Of a graph, or of a simulation's `run`."""
+def logits(run: Any, images_NHWC: np.ndarray, device: torch.device | None = None) -> np.ndarray:
+    """Of a graph, of a simulation's `run`, or of a module on `device`."""
     pieces = range(0, len(images_NHWC), BATCH)
-    return np.concatenate([run(torch.from_numpy(images_NHWC[i : i + BATCH].copy())).numpy() for i in pieces])
+    batches = (torch.from_numpy(images_NHWC[i : i + BATCH].copy()).to(device) for i in pieces)
+    return np.concatenate([run(batch).cpu().numpy() for batch in batches])

@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from vit_edge import metrics
 from vit_edge.export.fold import Served
 from vit_edge.models.classifier import Classifier
-from vit_edge.quantization.ranges import STEPS, Statistics
+from vit_edge.quantization import rounding
+from vit_edge.quantization.layerwise import to_int8
+from vit_edge.quantization.ranges import Range, Statistics
+from vit_edge.quantization.simulation import logits
 
-IMAGES, BATCH = 256, 64
+IMAGES = 256
 OUT_OF_REACH = 0.95
 """Agreement of int8 and float below which a model is reported: post-training quantization seldom makes up for more."""
 BLOCK_NAMES = ("blocks", "stages", "layers", "layer1", "layer2", "layer3", "layer4", "features")
@@ -60,11 +63,11 @@ def quantizability(classifier: Classifier, images_NHWC: np.ndarray, device: torc
         for name, block in _blocks(served.backbone):
             moments[name] = _Moments()
             hooks.callback(block.register_forward_hook(moments[name].hook).remove)
-        float_NK = _logits(served, images_NHWC, device)
+        float_NK = logits(served, images_NHWC, device)
     for layer, statistics in seen.items():
-        layer.register_forward_pre_hook(partial(_to_int8, statistics.range("mse").scale))
-        layer.weight.data = _int8_weight(layer.weight.data)
-    int8_NK = _logits(served, images_NHWC, device)
+        layer.register_forward_pre_hook(partial(_to_int8, statistics.range("mse")))
+        layer.weight.data = rounding.nearest(layer.weight.data, rounding.weight_scales(layer.weight.data))
+    int8_NK = logits(served, images_NHWC, device)
     return Quantizability(
         agreement=metrics.agreement(float_NK.argmax(axis=1), int8_NK.argmax(axis=1)),
         sqnr_db=round(min(float(metrics.sqnr_db(float_NK, int8_NK)), 999.0), 2),
@@ -106,19 +109,5 @@ def _record(statistics: Statistics, layer: nn.Module, inputs: tuple[Any, ...]) -
     statistics.update(inputs[0])
 
 
-def _to_int8(scale: float, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (torch.fake_quantize_per_tensor_affine(inputs[0], scale, 0, -STEPS - 1, STEPS), *inputs[1:])
-
-
-def _int8_weight(weight: Tensor) -> Tensor:
-    """Of a Linear (O, I) or Conv2d (O, I, h, w)."""
-    scales = (weight.flatten(1).abs().amax(dim=1) / STEPS).clamp(min=1e-12)
-    zeros = torch.zeros_like(scales, dtype=torch.int32)
-    return torch.fake_quantize_per_channel_affine(weight, scales, zeros, 0, -STEPS, STEPS)
-
-
-@torch.no_grad()
-def _logits(served: nn.Module, images_NHWC: np.ndarray, device: torch.device) -> np.ndarray:
-    pieces = range(0, len(images_NHWC), BATCH)
-    batches = (torch.from_numpy(images_NHWC[i : i + BATCH].copy()).to(device) for i in pieces)
-    return np.concatenate([served(batch).cpu().numpy() for batch in batches])
+def _to_int8(found: Range, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (to_int8(inputs[0], found), *inputs[1:])
