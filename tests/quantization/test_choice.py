@@ -37,3 +37,9 @@ def test_what_is_asked_for_is_done_whether_it_helps_or_not() -> None:
     names = {"blocks.0.mlp.fc1", "blocks.1.mlp.fc2", "head"}
     assert names <= found.outcome.corrected
     assert names <= found.outcome.compensated
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_images_are_enough_to_choose_on_where_the_recipe_allows_so_few(count: int) -> None:
+    chosen = choose(deployable(cnn()), images(count), Int8Config(minimum_images=1), lambda line: None)
+    assert chosen.outcome.scales

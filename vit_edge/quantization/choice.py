@@ -46,7 +46,7 @@ def choose(
     `graph_module` is not changed.
     """
     half = len(images_NHWC) // 2
-    count = min(images_tried(graph_module), half)
+    count = max(1, min(images_tried(graph_module), half))
     fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + min(2 * count, MOST)]
     trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
     best = trial.equalized(say)
