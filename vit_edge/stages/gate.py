@@ -75,8 +75,7 @@ def gate_bundle(
     reference: the evaluation's folder, when it is not in the bundle. images: a folder of image files to make the
     evaluation's images from, when they are not in it. trust: what the bundle must show before it is read.
     seconds: time to measure latency for; default: as the bundle's target says. official: for as long as MLPerf asks.
-    baseline: an earlier gate's report in
-    JSON, to be compared with.
+    baseline: an earlier gate's report in JSON, to be compared with.
     """
     with bundle.opened(path, trust) as opened, ExitStack() as stack:
         measured_on = _evaluation(stack, opened, reference, images)
