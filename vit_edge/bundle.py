@@ -45,7 +45,7 @@ Artefact = Annotated[list[str], Field(min_length=1, max_length=64)]
 class ModelInfo(Settings):
     name: Text
     geometry: dict[str, Any] = Field({}, description="what differs from the name's own geometry")
-    parameters: Count
+    parameters: Count | None = Field(None, description="null for a model made elsewhere")
     multiply_adds: Count | None = Field(None, description="of one image")
 
 

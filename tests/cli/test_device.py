@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import MakeBundle, missing, require
-from tests.tiny_model import digits
+from tests.tiny_model import TinyModel, digits
 
 FORBIDDEN = "torch torchvision timm torchao onnx onnxscript onnx_ir accelerate safetensors sklearn"
 WITHOUT_TRAINING = (
@@ -230,3 +230,17 @@ def test_report_shows_many_gates(ort_bundle: Path, openvino_bundle: Path, tmp_pa
     (tmp_path / "ledger.json").write_text('{"schema": "vit-edge/ledger/1", "rows": []}')
     assert two_lines(vit_edge("report", tmp_path / "ledger.json"))
     assert "Ledger" in vit_edge("report", *files, tmp_path / "ledger.json", "--html", "-").stdout
+
+
+def test_a_model_made_elsewhere_is_bundled_and_its_mistakes_are_two_lines(
+    tiny: TinyModel, tiny_evaluation: Path, tmp_path: Path
+) -> None:
+    require("onnxruntime", "onnxruntime")
+    model = tiny.save(tmp_path / "theirs.onnx", batch=1, int8=True)
+    given = ("--reference", tiny_evaluation, "--target", "onnxruntime", "--out", tmp_path / "made")
+    assert vit_edge("bundle", model, *given).stdout == f"{tmp_path / 'made'}\n"
+    assert vit_edge("gate", tmp_path / "made", "--seconds", "0.1", *LOOSE).returncode == 0
+    assert two_lines(vit_edge("bundle", model, *given))
+    assert two_lines(vit_edge("bundle", model, *given[:-1], tmp_path / "2", "--mean", "0.5,0.5,0.5"))
+    assert two_lines(vit_edge("bundle", model, *given[:-1], tmp_path / "2", "--mean", "0.5", "--std", "1,1,1"))
+    assert not (tmp_path / "2").exists()

@@ -128,6 +128,43 @@ def gate(
     raise typer.Exit(report.exit_code)
 
 
+def bundle(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="An .onnx file, or OpenVINO's .xml beside its .bin, made elsewhere.")
+    ],
+    reference: Annotated[
+        Path,
+        typer.Option("--reference", help="The run, or the folder of `vit-edge reference`, that it is held against."),
+    ],
+    target: Annotated[str, typer.Option("--target", help="Runtime or device profile that it is for.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder; default: MODEL's name and the target's.")
+    ] = None,
+    float_model: Annotated[
+        Path | None, typer.Option("--float", metavar="MODEL", help="The same in float, to compare latency with.")
+    ] = None,
+    layout: Annotated[
+        Literal["uint8-nhwc", "float-nchw"] | None,
+        typer.Option("--input", help="What the graph takes; default: read from the graph."),
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option("--mean", metavar="R,G,B", help="A float graph's; default: the student's of the run.")
+    ] = None,
+    std: Annotated[str | None, typer.Option("--std", metavar="R,G,B")] = None,
+) -> None:
+    """Bundle a model that another tool made, so that `vit-edge gate` can hold it to the same reference."""
+    from vit_edge import target as profiles
+    from vit_edge.cli import options
+    from vit_edge.stages import foreign
+
+    aimed = profiles.load(target)
+    place = foreign.bundle_of(
+        model, out or Path(f"{model.stem}-{aimed.name}"), reference=reference, target=aimed, float_model=float_model,
+        normalisation=options.normalisation(mean, std), layout=layout,
+    )  # fmt: skip
+    typer.echo(place)
+
+
 def bench(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles to time side by side.")],
     reference: Reference = None,

@@ -44,3 +44,24 @@ def overrides(given: list[str] | None) -> dict[str, Any]:
     from vit_edge.recipe import parse_override
 
     return dict(parse_override(text) for text in given or [])
+
+
+def normalisation(
+    mean: str | None, std: str | None
+) -> tuple[tuple[float, float, float], tuple[float, float, float]] | None:
+    """What `--mean` and `--std` give together. Raises UserError for one alone, and for anything but three numbers."""
+    from vit_edge.errors import UserError
+
+    if (mean is None) != (std is None):
+        raise UserError("--mean and --std belong together, found one of them", "give both, or neither")
+    return None if mean is None or std is None else (_triple("--mean", mean), _triple("--std", std))
+
+
+def _triple(option: str, text: str) -> tuple[float, float, float]:
+    from vit_edge.errors import UserError
+
+    try:
+        red, green, blue = map(float, text.split(","))
+    except ValueError as err:
+        raise UserError(f"{option}: expected three numbers, found {text!r}", f"{option} 0.485,0.456,0.406") from err
+    return red, green, blue

@@ -16,6 +16,7 @@ from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, che
 from vit_edge.target import Target
 
 PROVIDER = "CPUExecutionProvider"
+INPUT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 INT8_KINDS = {
     "QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger", "ConvInteger",
     "DynamicQuantizeMatMul", "QAttention",
@@ -60,7 +61,8 @@ class OnnxRuntimeSession:
         self._session = self._opened(self._options())
         check_input(path, [given.shape for given in self._session.get_inputs()])
         given = self._session.get_inputs()[0]
-        self._input = given.name
+        self._input, self._input_shape = given.name, given.shape
+        self._input_type = INPUT_TYPES.get(given.type, given.type)
         self._batch = batch_of_graph(given.shape[0], target)
         self._open_batch = not isinstance(given.shape[0], int)
 
@@ -92,6 +94,7 @@ class OnnxRuntimeSession:
             "threads": machine.threads(self._target),
             "batch": self._batch,
             "open_batch": self._open_batch,
+            "input": {"type": self._input_type, "shape": self._input_shape},
             "precision": "f32",
             "options": self._entries,
         }

@@ -18,6 +18,7 @@ PRODUCT_KINDS = {
 }  # fmt: skip
 # What OpenVINO calls a precision → what we call it.
 PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8"}
+INPUT_TYPES = {"u8": "uint8", "f32": "float32"}
 CAPABILITIES = {"BF16": "bf16", "FP16": "fp16"}
 
 
@@ -135,7 +136,7 @@ class OpenVinoSession:
 
     def describe(self) -> dict[str, Any]:
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        on_cpu = self._target.device == "CPU"
+        on_cpu, kind = self._target.device == "CPU", self._compiled.input(0).get_element_type().get_type_name()
         return {
             "runtime": "openvino",
             "version": self._version,
@@ -143,6 +144,7 @@ class OpenVinoSession:
             "threads": self._compiled.get_property("INFERENCE_NUM_THREADS") if on_cpu else None,
             "batch": self._batch,
             "open_batch": self._open_batch,
+            "input": {"type": INPUT_TYPES.get(kind, kind), "shape": _shape(self._compiled.input(0))},
             "precision": PRECISIONS.get(used, used),
         }
 

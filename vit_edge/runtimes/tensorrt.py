@@ -121,7 +121,10 @@ class TensorRtSession:
         return tensorrt_layers.coverage(json.loads(text), self._products)
 
     def describe(self) -> dict[str, Any]:
+        given, _ = self._names()
+        kind, shape = np.dtype(self._numpy_type(given)).name, list(self._engine.get_tensor_shape(given))
         own = {"batch": self._batch, "open_batch": False, "precision": "f32"}  # an engine is built for its batch
+        own["input"] = {"type": kind, "shape": shape}
         return {"runtime": "tensorrt", "version": self._version, **self._gpu, **own}
 
     def __enter__(self) -> "TensorRtSession":

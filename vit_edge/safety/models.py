@@ -7,7 +7,9 @@ from vit_edge.errors import UserError
 from vit_edge.safety import onnx_file, openvino_file
 
 # Domains of operators that come with the runtime.
-DOMAINS = {"onnxruntime": onnx_file.STANDARD | {"com.microsoft"}, "tensorrt": onnx_file.STANDARD}
+DOMAINS = {
+    "onnxruntime": onnx_file.STANDARD | {"com.microsoft"}, "openvino": onnx_file.STANDARD, "tensorrt": onnx_file.STANDARD,
+}  # fmt: skip
 # Options that change speed or rounding alone. Others name files, load libraries or write caches.
 OPTIONS = {
     "onnxruntime": {
@@ -46,6 +48,11 @@ def check_artefact(folder: Path, runtime: str, artefact: Sequence[str], files: C
     else:
         _check_form(folder / first, first.endswith(".onnx"), "an .onnx file")
         onnx_file.check(folder / first, first, DOMAINS[runtime], files)
+
+
+def check_onnx(path: Path, runtime: str) -> None:
+    """Refuses an ONNX file that a runtime's bundle may not hold: foreign operators, weights in another file."""
+    onnx_file.check(path, path.name, DOMAINS[runtime], ())
 
 
 def _check_form(path: Path, holds: bool, expected: str) -> None:
