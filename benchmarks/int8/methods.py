@@ -1,0 +1,170 @@
+"""Ours and the peers' ways to int8: each from the same float model and the same calibration images to a bundle.
+
+A peer gets what its users give it: the model exported in float, taking normalised pixels (1, 3, H, W), and calibration
+images prepared the same way. Its file is bundled by `vit-edge bundle` and runs in its own runtime.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vit_edge import target as profiles
+from vit_edge.models import classifier as models
+from vit_edge.models.classifier import Loaded
+from vit_edge.recipe import Int8Config, Limits
+from vit_edge.stages import export, foreign, int8
+from vit_edge.target import Target
+
+from .models import Subject
+
+Method = Callable[[Subject, Path], None]
+OPSET = 20
+INPUT = "pixels"
+
+
+def _target(runtime: str) -> Target:
+    return profiles.load(runtime).model_copy(update={"threads": torch.get_num_threads()})
+
+
+def ours(subject: Subject, out: Path) -> None:
+    """The product's stages `int8` and `export`, at their defaults, for both runtimes."""
+    (out / "int8").mkdir(parents=True)
+    int8.run(out / "int8", student=subject.student, calibration_NHWC=subject.calibration(), config=Int8Config())
+    for runtime in ("onnxruntime", "openvino"):
+        export.run(
+            out / runtime, student=subject.student, int8=out / "int8", evaluation=subject.evaluation,
+            target=_target(runtime), limits=Limits(), provenance={},
+        )  # fmt: skip
+
+
+def nncf_plain(subject: Subject, out: Path) -> None:
+    _nncf(subject, out)
+
+
+def nncf_transformer(subject: Subject, out: Path) -> None:
+    import nncf
+
+    _nncf(subject, out, model_type=nncf.ModelType.TRANSFORMER)
+
+
+def ort_static(subject: Subject, out: Path) -> None:
+    """ONNX Runtime's documented way: pre-processed, Q/DQ, one scale for each channel of a weight."""
+    from onnxruntime.quantization import quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    given, prepared, made = (out / f"{name}.onnx" for name in ("float", "prepared", "int8"))
+    float_onnx(subject, given)
+    quant_pre_process(str(given), str(prepared))
+    quantize_static(str(prepared), str(made), _Reader(pixels(subject)), per_channel=True)
+    _bundle(subject, made, out, "onnxruntime")
+
+
+def ort_dynamic(subject: Subject, out: Path) -> None:
+    """Ranges are taken anew from each input while it runs; needs no calibration."""
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    given, prepared, made = (out / f"{name}.onnx" for name in ("float", "prepared", "int8"))
+    float_onnx(subject, given)
+    quant_pre_process(str(given), str(prepared))
+    quantize_dynamic(str(prepared), str(made), per_channel=True)
+    _bundle(subject, made, out, "onnxruntime")
+
+
+def pt2e(subject: Subject, out: Path) -> None:
+    """torchao's PT2E with its own observers, symmetric int8 on inputs and weights, to ONNX, nothing of ours between."""
+    from torchao.quantization.pt2e import HistogramObserver, PerChannelMinMaxObserver
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+    from torchao.quantization.pt2e.quantizer import QuantizationSpec
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import QuantizationConfig, X86InductorQuantizer
+
+    loaded = models.load(subject.student)
+    loaded.classifier.set_fused_attention(False)
+    images_NCHW = torch.from_numpy(np.concatenate(list(pixels(subject))))
+    activations = QuantizationSpec(
+        dtype=torch.int8, quant_min=-128, quant_max=127, qscheme=torch.per_tensor_symmetric,
+        observer_or_fake_quant_ctr=HistogramObserver,
+    )  # fmt: skip
+    weights = QuantizationSpec(
+        dtype=torch.int8, quant_min=-127, quant_max=127, qscheme=torch.per_channel_symmetric, ch_axis=0,
+        observer_or_fake_quant_ctr=PerChannelMinMaxObserver,
+    )  # fmt: skip
+    quantizer = X86InductorQuantizer().set_global(QuantizationConfig(activations, None, weights, None))
+    with torch.no_grad():
+        graph = torch.export.export(loaded.classifier.backbone, (images_NCHW[:1],)).module(check_guards=False)
+        prepared = prepare_pt2e(graph, quantizer)  # type: ignore[arg-type]
+        for image_CHW in images_NCHW:
+            prepared(image_CHW[None])
+        converted = convert_pt2e(prepared, fold_quantize=True)
+        torch.onnx.export(
+            converted, (images_NCHW[:1],), out / "int8.onnx", dynamo=True, opset_version=OPSET, input_names=[INPUT],
+            external_data=False, verbose=False,
+        )  # fmt: skip
+    _bundle(subject, out / "int8.onnx", out, "onnxruntime")
+
+
+METHODS: dict[str, Method] = {
+    "vit-edge": ours,
+    "NNCF": nncf_plain,
+    "NNCF, TRANSFORMER": nncf_transformer,
+    "ONNX Runtime, static": ort_static,
+    "ONNX Runtime, dynamic": ort_dynamic,
+    "plain PT2E": pt2e,
+}
+
+
+def pixels(subject: Subject) -> Iterator[np.ndarray]:
+    """Calibration images, normalised, each (1, 3, H, W)."""
+    preprocessing = models.load(subject.student).preprocessing
+    mean_C, std_C = (np.asarray(triple, np.float32) for triple in (preprocessing.mean, preprocessing.std))
+    for image_HWC in subject.calibration():
+        yield ((image_HWC.astype(np.float32) / 255 - mean_C) / std_C).transpose(2, 0, 1)[None]
+
+
+def float_onnx(subject: Subject, path: Path) -> Loaded:
+    """The float model as PyTorch exports it."""
+    loaded = models.load(subject.student)
+    side = loaded.preprocessing.image_size
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            loaded.classifier.backbone, (torch.zeros(1, 3, side, side),), path, dynamo=True, opset_version=OPSET,
+            input_names=[INPUT], output_names=["logits"], external_data=False, verbose=False,
+        )  # fmt: skip
+    return loaded
+
+
+def quiet() -> None:
+    """Peers' notes and progress bars out of the way."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+
+
+def _nncf(subject: Subject, out: Path, **options: Any) -> None:
+    import nncf
+    import openvino
+
+    float_onnx(subject, out / "float.onnx")
+    model = openvino.Core().read_model(out / "float.onnx")
+    images = list(pixels(subject))
+    quantized = nncf.quantize(model, nncf.Dataset(images), subset_size=len(images), **options)
+    openvino.save_model(quantized, out / "int8.xml", compress_to_fp16=False)
+    _bundle(subject, out / "int8.xml", out, "openvino")
+
+
+def _bundle(subject: Subject, made: Path, out: Path, runtime: str) -> None:
+    foreign.bundle_of(made, out / runtime / "bundle", reference=subject.evaluation, target=_target(runtime))
+
+
+class _Reader:
+    def __init__(self, images: Iterator[np.ndarray]):
+        self._images = images
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        image = next(self._images, None)
+        return None if image is None else {INPUT: image}
