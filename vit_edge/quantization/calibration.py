@@ -12,10 +12,10 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.errors import UserError
+from vit_edge.quantization.batches import batches
 from vit_edge.quantization.products import Product, products
 from vit_edge.quantization.ranges import Statistics
 
-BATCH = 32
 aten = torch.ops.aten
 VIEWS = {aten.permute.default, aten.unflatten.int, aten.flatten.using_ints, aten.reshape.default, aten.view.default}
 CASTS = {aten.to.dtype, aten._to_copy.default}
@@ -30,8 +30,8 @@ def observe(graph_module: GraphModule, images_NHWC: np.ndarray) -> dict[Node, St
     Raises UserError for logits that are not finite.
     """
     recorder = _Recorder(graph_module, recorded_nodes(products(graph_module)))
-    for start in range(0, len(images_NHWC), BATCH):
-        _check_logits(recorder.run(torch.from_numpy(np.ascontiguousarray(images_NHWC[start : start + BATCH]))))
+    for images_BHWC in batches(images_NHWC):
+        _check_logits(recorder.run(images_BHWC))
     return recorder.statistics
 
 

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from vit_edge.quantization.batches import batches
 from vit_edge.quantization.layout import Layout, channel_axis, followed, layout_of_output
 from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy, why_float  # fmt: skip
 
 aten = torch.ops.aten
-BATCH = 32
 SMALLEST = 1e-3
 """Channels below this share of the largest count as so large: a dead channel's scale would be without bound."""
 
@@ -103,8 +103,8 @@ def largest_inputs(graph_module: GraphModule, found: list[Group], images_NHWC: n
     axes = {reader.inputs[0]: channel_axis(reader)[0] for group in found for reader in group.readers}
     watcher = _Largest(graph_module, axes)
     with torch.no_grad():
-        for start in range(0, len(images_NHWC), BATCH):
-            watcher.run(torch.from_numpy(images_NHWC[start : start + BATCH].copy()))
+        for images_BHWC in batches(images_NHWC):
+            watcher.run(images_BHWC)
     return {node.name: found_C for node, found_C in watcher.found.items()}
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from vit_edge.quantization.batches import batches
 from vit_edge.quantization.layerwise import to_int8
 from vit_edge.quantization.products import products, why_float
 from vit_edge.quantization.ranges import Range
-
-BATCH = 32
 
 
 class Simulation(Interpreter):
@@ -24,6 +23,7 @@ class Simulation(Interpreter):
         super().__init__(graph_module)
         found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
         self.inputs = {p.node: ranges[p.inputs[0].name] for p in found}
+        self._last: tuple[Any, torch.Tensor] | None = None
 
     def run_node(self, n: Node) -> Any:
         found = self.inputs.get(n)
@@ -31,12 +31,16 @@ class Simulation(Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         assert callable(n.target)
-        return n.target(to_int8(args[0], found), *args[1:], **kwargs)
+        return n.target(self._int8(args[0], found), *args[1:], **kwargs)
+
+    def _int8(self, values: torch.Tensor, found: Range) -> torch.Tensor:
+        """Once for q, k and v, which read the same tensor one after the other."""
+        if self._last is None or self._last[0] is not values:
+            self._last = values, to_int8(values, found)
+        return self._last[1]
 
 
 @torch.no_grad()
 def logits(run: Any, images_NHWC: np.ndarray, device: torch.device | None = None) -> np.ndarray:
     """Of a graph, of a simulation's `run`, or of a module on `device`."""
-    pieces = range(0, len(images_NHWC), BATCH)
-    batches = (torch.from_numpy(images_NHWC[i : i + BATCH].copy()).to(device) for i in pieces)
-    return np.concatenate([run(batch).cpu().numpy() for batch in batches])
+    return np.concatenate([run(images_BHWC.to(device)).cpu().numpy() for images_BHWC in batches(images_NHWC)])
