@@ -18,6 +18,8 @@ from vit_edge.runtimes.clock import TIMED, Stream
 # addresses that each is given. Ten gates of one bundle had speed-ups of 1.16 to 1.20, and told of 0.2 to 1.5 % each.
 RESTART = 0.02
 BINS, FAR = 40, 3.0
+# int8 costs some accuracy: it is recommended from this speed-up over the best float on.
+WORTH = 1.05
 # A round is disturbed when each artefact's mean is so many times its p50; a tenth of such rounds is told.
 SLOW, DISTURBED = 1.25, 0.1
 # Drift, and other programs' share of the processors, beyond which they are told.
@@ -77,7 +79,7 @@ def measured(
         speedup_noise=_noise_of_ratio(streams[best.name], streams["int8"]) if best else None,
         speedup_vs_f32=_speedup(f32, int8),
         ratio_vs_reference=int8.ms["p50"] / reference_ms["p50"] if reference_ms and batch == 1 else None,
-        recommended=None if speedup is None else "int8" if speedup >= 1 else "float",
+        recommended=None if speedup is None else "int8" if speedup >= WORTH else "float",
         batch=batch,
         low_ms=low_ms,
         high_ms=high_ms,
@@ -138,7 +140,7 @@ def _told(found: Latency) -> str:
         ratio = f"{found.speedup_vs_float:.2f}× ± {found.speedup_noise:.1%}"
         told += f"; float ({found.float_precision}) p50 {found.float_ms['p50']:.3g} ms: {ratio}"
     if found.recommended == "float":
-        told += "; int8 is not faster here: ship the float artefact"
+        told += f"; int8 is not {WORTH:g} times as fast here: ship the float artefact in {found.float_precision}"
     return told
 
 
