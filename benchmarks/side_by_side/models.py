@@ -43,10 +43,20 @@ class Case:
 
 def classifier(case: Case) -> Classifier:
     torch.manual_seed(0)
-    return Classifier(zoo.create(case.config, CLASSES, SIDE), Preprocessing(image_size=SIDE)).eval()
+    backbone = with_biases(zoo.create(case.config, CLASSES, SIDE))
+    return Classifier(backbone, Preprocessing(image_size=SIDE)).eval()
 
 
 def timms(case: Case) -> nn.Module:
     """As timm's own export script makes it."""
     torch.manual_seed(0)
-    return timm.create_model(MODELS[case.model], exportable=True).eval()
+    return with_biases(timm.create_model(MODELS[case.model], exportable=True)).eval()
+
+
+@torch.no_grad()
+def with_biases(model: nn.Module) -> nn.Module:
+    """Biases that are not zero and norms that are not the identity: an optimiser would take those out."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
