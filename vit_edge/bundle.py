@@ -59,6 +59,9 @@ class Manifest(Settings):
     preprocessing: Preprocessing
     input_layout: Literal["uint8-nhwc", "float-nchw"] = "uint8-nhwc"
     int8_files: Artefact = Field(description="the artefact's files, the one to open first")
+    reduced_files: Artefact | None = Field(
+        None, description="int8 with weights of seven bits, for x86 processors without VNNI"
+    )
     float_files: dict[Literal["f32", "fp16", "bf16"], Artefact] = Field(
         description="precision in the graph → files, the one to open first"
     )
@@ -71,7 +74,8 @@ class Manifest(Settings):
 
     @property
     def artefacts(self) -> list[list[str]]:
-        return [self.int8_files, *self.float_files.values()]
+        reduced = [self.reduced_files] if self.reduced_files else []
+        return [self.int8_files, *reduced, *self.float_files.values()]
 
     @model_validator(mode="after")
     def _images_have_a_size(self) -> "Manifest":
@@ -106,6 +110,11 @@ class Bundle:
     @property
     def int8(self) -> list[Path]:
         return [self.folder / name for name in self.manifest.int8_files]
+
+    @property
+    def reduced(self) -> list[Path] | None:
+        names = self.manifest.reduced_files
+        return None if names is None else [self.folder / name for name in names]
 
     @property
     def floats(self) -> dict[str, list[Path]]:

@@ -40,6 +40,10 @@ class Target(Settings):
     )
     threads: int | None = Field(None, gt=0, le=1024, description="threads of one inference; null: every physical core")
     batch: int = Field(1, gt=0, le=4096)
+    reduced_range: bool = Field(
+        False,
+        description="bring int8 with weights of seven bits too, for an x86 CPU without VNNI, where eight saturate",
+    )
     compute_capabilities: Annotated[tuple[str, ...], Strict(False)] = Field(
         (), description="TensorRT: the GPU architectures that the graph is built for as a proof, e.g. 8.7"
     )

@@ -17,6 +17,7 @@ INSTRUCTION_SETS = {
     "avx512_bf16": "AVX-512 BF16", "amx_int8": "AMX int8", "amx_bf16": "AMX bf16",
     "asimddp": "dot product", "i8mm": "i8mm", "bf16": "bf16", "asimdhp": "fp16", "sve": "SVE",
 }  # fmt: skip
+X86, DOT_PRODUCTS = {"AVX2", "AVX-512"}, {"AVX-VNNI", "AVX-512 VNNI", "AMX int8"}
 
 
 def machine() -> dict[str, Any]:
@@ -53,6 +54,12 @@ def instruction_sets() -> list[str]:
         return []
     flags = {flag for line in text.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def int8_saturates() -> bool:
+    """Whether int8 products are summed in 16 bits here, which eight-bit weights overflow: x86 without VNNI."""
+    found = set(instruction_sets())
+    return bool(found & X86) and not found & DOT_PRODUCTS
 
 
 def restart_peak_memory() -> int | None:

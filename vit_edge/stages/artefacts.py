@@ -60,13 +60,32 @@ def open_sessions(
 ) -> list[Opened]:
     """Sessions of the bundle's artefacts, each with its first query on uint8 `images_BHWC` behind it."""
     target, options = opened.manifest.target, opened.manifest.session_options
-    asked: list[tuple[str, str, Source]] = [("int8", target.precision, Source(runtime, opened.int8, target, options))]
+    source = Source(runtime, int8_files(opened), target, options)
+    asked: list[tuple[str, str, Source]] = [("int8", target.precision, source)]
     for graph, files in opened.floats.items() if floats else ():
         for precision in runtime.float_precisions(target) if graph == "f32" else (graph,):
             source = Source(runtime, files, _in_precision(target, graph, precision), options)
             asked.append((precision, precision, source))
     given_B = graph_input(opened)(images_BHWC)
     return [_open(stack, *one, given_B) for one in asked]
+
+
+def int8_files(opened: Bundle) -> list[Path]:
+    """Those for this processor: with weights of seven bits where eight would saturate and the bundle brings them."""
+    return opened.reduced if opened.reduced and _saturates(opened) else opened.int8
+
+
+def int8_variant(opened: Bundle) -> str | None:
+    """What is to be said of the choice, null where there was none to make."""
+    if not _saturates(opened):
+        return None
+    if opened.reduced:
+        return "this processor has no VNNI: int8 with weights of seven bits"
+    return "this processor has no VNNI: sums of int8 products may saturate; export with --reduced-range"
+
+
+def _saturates(opened: Bundle) -> bool:
+    return opened.manifest.target.device == "CPU" and machine.int8_saturates()
 
 
 def timed_batches(opened: Bundle, images: Evaluation, batch: int) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 from vit_edge import bundle
 from vit_edge.export import onnx
 from vit_edge.export.lower import LOWERINGS
+from vit_edge.export.reduce import with_seven_bits
 from vit_edge.models import classifier as models
 from vit_edge.models.zoo import GEOMETRY
 from vit_edge.quantization import ranges
@@ -30,14 +31,17 @@ def run(
     place = folder / "bundle"
     floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.batch)
     canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.batch)
-    lowered = LOWERINGS[target.runtime](canonical, ranges.read(int8 / "ranges.json"))
-    int8_files = _built(runtime, lowered, target, place / "int8")
+    lower, seen = LOWERINGS[target.runtime], ranges.read(int8 / "ranges.json")
+    reduced = lower(with_seven_bits(canonical), seen) if target.reduced_range else None
+    int8_files = _built(runtime, lower(canonical, seen), target, place / "int8")
+    reduced_files = _built(runtime, reduced, target, place / "int8-seven-bits") if reduced else None
     float_files = _built(runtime, floats, target, place / "float")
     manifest = {
         "target": target.model_dump(mode="json"),
         **_model(student),
-        "int8_files": [path.relative_to(place).as_posix() for path in int8_files],
-        "float_files": {"f32": [path.relative_to(place).as_posix() for path in float_files]},
+        "int8_files": _names(int8_files, place),
+        "reduced_files": _names(reduced_files, place) if reduced_files else None,
+        "float_files": {"f32": _names(float_files, place)},
         "expected_int8": _expected(int8, runtime, int8_files, target),
         "limits": limits.model_dump(mode="json"),
         "provenance": provenance,
@@ -49,6 +53,10 @@ def run(
         "int8_bytes": sum(path.stat().st_size for path in int8_files),
         "float_bytes": sum(path.stat().st_size for path in float_files),
     }
+
+
+def _names(files: list[Path], place: Path) -> list[str]:
+    return [path.relative_to(place).as_posix() for path in files]
 
 
 def _built(runtime: Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from vit_edge.report.schema import Check, Parity, Report
 from vit_edge.runtimes import machine, registry
 from vit_edge.runtimes.base import Probe, Provable, Runtime
 from vit_edge.stages import timing
-from vit_edge.stages.artefacts import Opened, check_logits, graph_input, open_sessions
+from vit_edge.stages.artefacts import Opened, check_logits, graph_input, int8_variant, open_sessions
 from vit_edge.target import Protocol
 
 # The float artefacts are run on so many of the images, which are in random order: all of them in most data sets.
@@ -112,8 +112,9 @@ def _on_device(
             [int8, *floats], opened, images, protocol, reference_ms=_reference_ms(images),
             sound=[entry.precision for entry in parity.floats if entry.holds],
         )  # fmt: skip
+    told = [f"{runtime.name} {described['version']} on {described['device']}", *filter(None, [int8_variant(opened)])]
     checks = [
-        _integrity(opened, images, f"{runtime.name} {described['version']} on {described['device']}"),
+        _integrity(opened, images, "; ".join(told)),
         gate.check_parity(parity),
         gate.check_coverage(coverage, manifest.expected_int8),
         accuracy.check(found, held.values),
