@@ -4,6 +4,7 @@ They are what `vit-edge models` says of int8: `catalogue.PROVEN_INT8` must name 
 B batch, C = 3 channels, H×W image, N images, K classes.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,8 @@ def test_a_family_holds_parity_and_runs_in_int8(stages: Path, tmp_path: Path, ru
         assert checks[name].verdict == "pass", checks[name].detail
     assert report.parity is not None
     assert report.coverage is not None
+    layers = json.loads((stages / "int8" / "layers.json").read_text(encoding="utf-8"))
+    assert report.coverage.int8 == sum(layer["reason"] is None for layer in layers)
     print(f"{report.model} on {runtime}: {checks['parity'].detail}; {checks['coverage'].detail}")
     assert "f32" in {entry.precision for entry in report.parity.floats}
     assert report.parity.int8_sqnr_db is None or report.parity.int8_sqnr_db > LEAST_SQNR_DB

@@ -25,7 +25,7 @@ from vit_edge.target import Target
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 TRAINED = ("teacher", "student")
 """Stages that every process of a launch works on."""
-STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 2, "export": 1, "gate": 3}
+STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 2, "export": 2, "gate": 3}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
 RUNTIME_PACKAGES = {
@@ -262,18 +262,22 @@ class Pipeline:
         def run(folder: Path) -> dict[str, Any]:
             from vit_edge.stages import export
 
+            student = self.done["student"]
             return export.run(
                 folder,
-                student=self.done["student"],
+                student=student,
                 int8=self.done["int8"],
                 evaluation=self.done["reference"] / "evaluation",
                 target=target,
                 limits=limits,
                 provenance=self._provenance(),
+                tuning_NHWC=self.material.calibration(read_card(student).preprocessing) if request.tune else None,
             )
 
-        settings = {"target": _plain(target), "limits": _plain(limits)}
+        settings = {"target": _plain(target), "limits": _plain(limits), "tune": request.tune}
         decisive = versions("torch", "onnx", *RUNTIME_PACKAGES[target.runtime])
+        if request.tune:
+            decisive |= {"device": processor_name()}
         inputs = ("student", "reference", "int8")
         return Step(self._plan(f"export/{target.name}", settings, inputs=inputs, versions=decisive), run)
 

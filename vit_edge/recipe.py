@@ -237,6 +237,7 @@ class TargetRequest(Settings):
 
     name: str
     required: bool = Field(True, description="whether its verdict counts in the exit code of `run`")
+    tune: bool = Field(False, description="measure the runtime's lowerings on this device and keep the fastest")
     limits: LatencyLimits = LatencyLimits()
 
 

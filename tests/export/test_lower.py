@@ -21,8 +21,16 @@ KINDS = pytest.mark.parametrize("kind", ["vit", "cnn"])
 BATCHES = pytest.mark.parametrize("batch", [1, 4])
 
 
-def lowered(kind: str, runtime: str, batch: int = 1) -> ir.Model:
-    return lower.LOWERINGS[runtime](onnx.with_batch(built(kind).canonical, batch), built(kind).by_value)
+STANDARD = "standard operators"
+
+
+def lowered(kind: str, runtime: str, batch: int = 1, variant: str | None = None) -> ir.Model:
+    return lower.lowered(onnx.with_batch(built(kind).canonical, batch), built(kind).by_value, runtime, variant)
+
+
+def variants(*runtimes: str) -> pytest.MarkDecorator:
+    """Every (runtime, lowering) of these."""
+    return pytest.mark.parametrize(("runtime", "variant"), [(r, name) for r in runtimes for name in lower.LOWERINGS[r]])
 
 
 def target(runtime: str, batch: int = 1) -> Target:
@@ -38,10 +46,10 @@ def ran(model: ir.Model, runtime: str, folder: Path, sample: np.ndarray) -> tupl
         return session.run(sample), session.coverage()
 
 
-def assert_int8(found: Built, coverage: Coverage, *, named: bool) -> None:
-    """Every linear and convolution runs in int8, and only attention's products do not; OpenVINO loses some names."""
+def assert_int8(found: Built, coverage: Coverage, *, named: bool, attention: int) -> None:
+    """Every linear and convolution runs in int8, and so many of attention's products; OpenVINO loses some names."""
     layers = [product.name for product in found.products if product.kind != "attention"]
-    assert coverage.int8 == len(layers)
+    assert coverage.int8 == len(layers) + attention
     for name in layers:
         mine = [product.is_int8 for product in coverage.products if product.came_from(name)]
         assert mine == [True] or (not named and not mine), name
@@ -51,13 +59,26 @@ def assert_int8(found: Built, coverage: Coverage, *, named: bool) -> None:
 @BATCHES
 def test_onnxruntime_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: Path) -> None:
     require("onnxruntime", "onnxruntime")
-    found, sample = built(kind), images(batch, seed=4)
-    logits_BK, coverage = ran(lowered(kind, "onnxruntime", batch), "onnxruntime", tmp_path, sample)
-    assert_int8(found, coverage, named=True)
+    sample = images(batch, seed=4)
+    _, coverage = ran(lowered(kind, "onnxruntime", batch, STANDARD), "onnxruntime", tmp_path, sample)
     kinds = Counter(product.kind for product in coverage.products if product.is_int8)
-    layers = Counter(product.kind for product in found.products)
+    layers = Counter(product.kind for product in built(kind).products)
     assert kinds["QGemm"] == layers["linear"]
     assert kinds["QLinearConv"] == layers["conv"]
+
+
+@KINDS
+@BATCHES
+@variants("onnxruntime", "openvino")
+def test_every_lowering_runs_every_layer_in_int8_and_answers_like_float(
+    kind: str, batch: int, runtime: str, variant: str, tmp_path: Path
+) -> None:
+    require(runtime, runtime)
+    found, sample = built(kind), images(batch, seed=4)
+    logits_BK, coverage = ran(lowered(kind, runtime, batch, variant), runtime, tmp_path, sample)
+    attention = [product for product in found.products if product.kind == "attention"]
+    in_int8 = {"int8 scores": len(attention) // 2, "int8 attention": len(attention)}.get(variant, 0)
+    assert_int8(found, coverage, named=runtime == "onnxruntime", attention=in_int8)
     assert worst(logits_BK, logits_of(found.classifier, sample)) < 0.25
 
 
@@ -71,13 +92,13 @@ def test_the_canonical_graph_alone_would_be_float_in_onnxruntime(kind: str, tmp_
 def test_unsigned_activations_compute_the_same(tmp_path: Path) -> None:
     """Without convolutions nothing but the biases, in far finer steps, is rounded anew."""
     found, sample = built("vit"), images(4, seed=4)
-    graph = run_onnx(lowered("vit", "onnxruntime", 4), sample, optimised=False)
+    graph = run_onnx(lowered("vit", "onnxruntime", 4, STANDARD), sample, optimised=False)
     assert worst(graph, logits_of(found.quantized, sample)) < 0.05
 
 
 def test_pixels_go_into_onnxruntime_as_uint8() -> None:
-    first = next(iter(lowered("vit", "onnxruntime").graph))
-    graph = lowered("vit", "onnxruntime")
+    graph = lowered("vit", "onnxruntime", variant=STANDARD)
+    first = next(iter(graph))
     assert not {"Cast", "Sub"} & {node.op_type for node in graph.graph}
     assert first.inputs[0] is not None
     (projection,) = (node for node in products(graph) if product_name(node) == "patch_embed.proj")
@@ -120,16 +141,6 @@ def test_output_ranges_hold_zero_and_are_clipped_at_the_limit(found: Range, scal
     affine = lower.Affine.of(found)
     assert affine.scale == pytest.approx(scale)
     assert affine.zero_point == zero_point
-
-
-@KINDS
-@BATCHES
-def test_openvino_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: Path) -> None:
-    require("openvino", "openvino")
-    found, sample = built(kind), images(batch, seed=4)
-    logits_BK, coverage = ran(lowered(kind, "openvino", batch), "openvino", tmp_path, sample)
-    assert_int8(found, coverage, named=False)
-    assert worst(logits_BK, logits_of(found.classifier, sample)) < 0.25
 
 
 @KINDS

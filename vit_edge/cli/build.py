@@ -128,6 +128,12 @@ def export(
     target: Annotated[list[str], typer.Option("--target", help="A runtime, a device profile, or `all`; repeatable.")],
     model: options.Model = None,
     data: options.Data = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Measure the runtime's lowerings on this device, keep the fastest that answers as well."
+        ),
+    ] = False,
     sign: Annotated[
         Path | None, typer.Option("--sign", metavar="KEY", help="Sign the bundles, as `vit-edge sign --key KEY` does.")
     ] = None,
@@ -141,7 +147,7 @@ def export(
     if sign is not None:
         signature.sign(b"", sign)  # that a key is none is better known before the work
     names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
-    pipeline = _continue(model, data, "export", device, data_dir, targets=names)
+    pipeline = _continue(model, data, "export", device, data_dir, targets=names, tune=tune)
     for name in pipeline.only or ():
         path = pipeline.done[f"export/{name}"] / "bundle"
         if sign is not None:
@@ -225,10 +231,13 @@ def _continue(
     device: str | None,
     data_dir: Path | None,
     targets: list[str] | None = None,
+    tune: bool = False,
 ) -> Any:
-    """Goes on from a run, or from a model's folder, up to `until`."""
+    """Goes on from a run, or from a model's folder, up to `until`.
+
+    targets: to export to, which the recipe need not name. tune: theirs, whatever the recipe says.
+    """
     from vit_edge import recipe as recipes
-    from vit_edge import target as profiles
     from vit_edge.pipeline import Pipeline
 
     folder = Path(model) if model else _newest_run()
@@ -255,14 +264,21 @@ def _continue(
     typer.echo(f"run: {folder}", err=True)
     only = None
     if targets is not None:
-        asked = {profiles.load(name).name: recipes.TargetRequest(name=name) for name in targets}
-        known = {profiles.load(request.name).name for request in recipe.targets}
-        added = tuple(request for name, request in asked.items() if name not in known)
-        only = tuple(asked)
-        recipe = recipe.model_copy(update={"targets": recipe.targets + added})
+        recipe, only = _with_targets(recipe, targets, {"tune": True} if tune else {})
     pipeline = Pipeline(recipe, folder, device, data_dir, only=only)
     pipeline.run(until)
     return pipeline
+
+
+def _with_targets(recipe: Any, names: list[str], changes: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """The recipe with the targets that are asked for among its own, changed as asked; and their profiles' names."""
+    from vit_edge import target as profiles
+    from vit_edge.recipe import TargetRequest
+
+    asked = {profiles.load(name).name: TargetRequest(name=name) for name in names}
+    requests = {profiles.load(request.name).name: request for request in recipe.targets}
+    changed = {name: requests.get(name, asked[name]).model_copy(update=changes) for name in asked}
+    return recipe.model_copy(update={"targets": tuple((requests | changed).values())}), tuple(asked)
 
 
 def _newest_run() -> Path:

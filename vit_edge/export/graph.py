@@ -51,6 +51,18 @@ def only_consumer(value: ir.Value) -> ir.Node | None:
     return consumers[0] if len(consumers) == 1 and not value.is_graph_output() else None
 
 
+def bias_of(product: ir.Node) -> tuple[ir.Node, int] | None:
+    """Where a product's constant bias comes in: a node and the index of its input."""
+    if product.op_type in ("Conv", "Gemm"):
+        return (product, 2) if len(product.inputs) > 2 and product.inputs[2] is not None else None
+    add = only_consumer(product.outputs[0])
+    if add is None or add.op_type != "Add":
+        return None
+    index = 1 if add.inputs[0] is product.outputs[0] else 0
+    bias = entry(add, index)
+    return (add, index) if bias.is_initializer() and array(bias).ndim == 1 else None
+
+
 def initializer(model: ir.Model, name: str, numbers: np.ndarray) -> ir.Value:
     """The constant of that name, made when there is none."""
     if name not in model.graph.initializers:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from vit_edge.export.attention import fuse_attention, multiply_by_transposed, quantize_mixing, quantize_scores
 from vit_edge.export.graph import (
     array,
+    bias_of,
     entry,
     initializer,
     name_of,
@@ -21,49 +23,64 @@ from vit_edge.export.graph import (
     scalar,
     skip,
 )  # fmt: skip
+from vit_edge.export.integer import integer_products
+from vit_edge.export.moves import quantize_before_moves
 from vit_edge.export.onnx import INPUT, tidy
 from vit_edge.quantization.ranges import STEPS, Range
 
 Ranges = Mapping[str, Range]
+Rewrite = Callable[[ir.Model, Ranges], None]
+"""Changes a graph in place."""
 INT32_MAX = np.iinfo(np.int32).max
 UINT8_MAX = 255
 ACTIVATIONS = {"Relu", "Clip"}
 PIXEL_OPERATORS = {"Cast", "Sub", "Transpose", "Reshape"}
 
 
-def for_onnxruntime(model: ir.Model, ranges: Ranges) -> ir.Model:
-    """Its int8 kernels need uint8 activations, int32 biases, and convolutions with quantized outputs; in place.
+def lowered(model: ir.Model, ranges: Ranges, runtime: str, variant: str | None = None) -> ir.Model:
+    """The canonical graph, changed in place into a variant for a runtime; None: the one that is best as a rule."""
+    variants = LOWERINGS[runtime]
+    for rewrite in variants[variant or next(iter(variants))]:
+        rewrite(model, ranges)
+    tidy(model)
+    return model
+
+
+def in_uint8(model: ir.Model, ranges: Ranges) -> None:
+    """ONNX Runtime's int8 kernels want uint8 activations.
 
     Tensors that are never negative get the zero point 0 and twice the steps; the others 128, bit for bit the
-    canonical int8. Its own optimiser then builds QGemm and QLinearConv under default session options.
+    canonical int8.
     """
     take_pixels_as_they_are(model)
     for node in list(model.graph):
         if node.op_type == "QuantizeLinear":
             make_unsigned(model, node, ranges)
+
+
+def in_quantized_operators(model: ir.Model, ranges: Ranges) -> None:
+    """Quantized outputs of convolutions and int32 biases: what ONNX Runtime's optimiser makes QLinearConv and QGemm of."""
     for node in products(model):
         if node.op_type == "Conv" and _dequantized_input(node) is not None:
             quantize_output(model, node, ranges)
     for node in products(model):
         quantize_bias(model, node)
-    tidy(model)
-    return model
 
 
-def for_openvino(model: ir.Model, ranges: Ranges) -> ir.Model:
-    """The canonical graph is what it is fast with."""
-    return model
-
-
-def for_tensorrt(model: ir.Model, ranges: Ranges) -> ir.Model:
-    """Signed, symmetric, on inputs only, biases float: the canonical graph."""
-    return model
-
-
-LOWERINGS: dict[str, Callable[[ir.Model, Ranges], ir.Model]] = {
-    "onnxruntime": for_onnxruntime,
-    "openvino": for_openvino,
-    "tensorrt": for_tensorrt,
+# Runtime → name of a variant → its rewrites, in order. The first is taken where nothing is measured; `--tune` tries all.
+LOWERINGS: dict[str, dict[str, tuple[Rewrite, ...]]] = {
+    "onnxruntime": {
+        "own operators": (in_uint8, integer_products, in_quantized_operators, fuse_attention),
+        "own operators, plain attention": (in_uint8, integer_products, in_quantized_operators),
+        "standard operators": (in_uint8, in_quantized_operators),
+    },
+    "openvino": {
+        "float attention": (quantize_before_moves, multiply_by_transposed),
+        "int8 scores": (quantize_before_moves, quantize_scores),
+        "int8 attention": (quantize_before_moves, quantize_scores, quantize_mixing),
+        "canonical": (),
+    },
+    "tensorrt": {"canonical": ()},
 }
 
 
@@ -77,7 +94,7 @@ def take_pixels_as_they_are(model: ir.Model) -> None:
         if node.op_type in ("Cast", "Sub"):
             skip(model, node)
         else:
-            node.outputs[0].dtype = ir.DataType.UINT8
+            node.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
     zero_point = initializer(model, "pixel_zero_point", np.array(128, np.uint8))
     for dequantize in list(last.outputs[0].consumers()):
         dequantize.replace_input_with(0, entry(last, 0))
@@ -93,7 +110,7 @@ def make_unsigned(model: ir.Model, quantize: ir.Node, ranges: Ranges) -> None:
     for node in (quantize, *quantize.outputs[0].consumers()):
         for index, constant in enumerate(constants, start=1):
             node.replace_input_with(index, constant)
-    quantize.outputs[0].dtype = ir.DataType.UINT8
+    quantize.outputs[0].type = ir.TensorType(ir.DataType.UINT8)
 
 
 def quantize_output(model: ir.Model, conv: ir.Node, ranges: Ranges) -> None:
@@ -115,7 +132,7 @@ def quantize_output(model: ir.Model, conv: ir.Node, ranges: Ranges) -> None:
 
 def quantize_bias(model: ir.Model, product: ir.Node) -> None:
     """A float bias as int32 in steps of input scale × weight scale, which is what the products are summed in."""
-    found, scales = _bias(product), _scales(product)
+    found, scales = bias_of(product), _scales(product)
     if found is None or scales is None:
         return
     reader, index = found
@@ -195,15 +212,3 @@ def _scales(product: ir.Node) -> np.ndarray | None:
     if activation is None or weight is None:
         return None
     return scalar(entry(activation, 1)) * array(entry(weight, 1)).astype(np.float64)
-
-
-def _bias(product: ir.Node) -> tuple[ir.Node, int] | None:
-    """Where the product's constant bias comes in: a node and the index of its input."""
-    if product.op_type in ("Conv", "Gemm"):
-        return (product, 2) if len(product.inputs) > 2 and product.inputs[2] is not None else None
-    add = only_consumer(product.outputs[0])
-    if add is None or add.op_type != "Add":
-        return None
-    index = 1 if add.inputs[0] is product.outputs[0] else 0
-    bias = entry(add, index)
-    return (add, index) if bias.is_initializer() and array(bias).ndim == 1 else None

@@ -176,6 +176,8 @@ def _multiply_adds(kind: str, arguments: dict[str, Any]) -> int | None:
     outputs = [shape for entry in arguments.get("output_type_shape", []) for shape in entry.values()]
     if not inputs or not outputs:
         return None
+    if kind == "MultiHeadAttention":  # queries (B, R, D) and keys (B, T, D), scored and mixed
+        return 2 * math.prod(inputs[0]) * inputs[1][1]
     if "Conv" not in kind:
         return math.prod(inputs[0]) * outputs[0][-1]
     weights = [shape for shape in inputs[1:] if len(shape) == 4]

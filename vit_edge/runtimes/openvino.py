@@ -118,7 +118,11 @@ class OpenVinoSession:
             if _info(node, "layerType") in PRODUCT_KINDS:
                 products.append(_product(node))
             elif _info(node, "layerType") == "Subgraph":
-                products += [_fused_product(node, source) for source in self._sources if _holds(node, source)]
+                products += [
+                    _fused_product(node, source, self._float_precision)
+                    for source in self._sources
+                    if _holds(node, source)
+                ]
         return Coverage(tuple(products))
 
     def _ran(self, images_BHWC: np.ndarray) -> np.ndarray:
@@ -134,8 +138,13 @@ class OpenVinoSession:
         model = self._core.read_model(str(self._path))
         return [op for op in model.get_ordered_ops() if op.get_type_name() in PRODUCT_KINDS]
 
-    def describe(self) -> dict[str, Any]:
+    @property
+    def _float_precision(self) -> str:
+        """Of what is not int8."""
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        return PRECISIONS.get(used, used)
+
+    def describe(self) -> dict[str, Any]:
         on_cpu, kind = self._target.device == "CPU", self._compiled.input(0).get_element_type().get_type_name()
         return {
             "runtime": "openvino",
@@ -145,7 +154,7 @@ class OpenVinoSession:
             "batch": self._batch,
             "open_batch": self._open_batch,
             "input": {"type": INPUT_TYPES.get(kind, kind), "shape": _shape(self._compiled.input(0))},
-            "precision": PRECISIONS.get(used, used),
+            "precision": self._float_precision,
         }
 
     def __enter__(self) -> "OpenVinoSession":
@@ -176,19 +185,26 @@ def _product(node: Any) -> Product:
     return Product(names, kind, PRECISIONS.get(precision, precision), _multiply_adds(kind, node))
 
 
-def _fused_product(node: Any, source: Any) -> Product:
-    """One product inside a fused node, which runs in int8 when the node takes its weights as int8."""
+def _fused_product(node: Any, source: Any, precision: str) -> Product:
+    """One product inside a fused node: int8 when its second operand is quantized and the node takes that as int8; else in
+    `precision`, that of the graph's floats: a node is named after what it takes.
+    """
     weights = math.prod(source.input(1).get_partial_shape().get_min_shape())
     takes = {
         math.prod(port.get_partial_shape().get_min_shape())
         for port in node.inputs()
         if port.get_element_type().get_type_name() in ("i8", "u8")
     }
-    precision = "i8" if weights in takes else _info(node, "runtimePrecision")
+    in_int8 = weights in takes and _is_quantized(source.input_value(1).get_node())
     kind = source.get_type_name()
-    return Product(
-        (source.get_friendly_name(),), kind, PRECISIONS.get(precision, precision), _multiply_adds(kind, source)
-    )
+    return Product((source.get_friendly_name(),), kind, "int8" if in_int8 else precision, _multiply_adds(kind, source))
+
+
+def _is_quantized(node: Any) -> bool:
+    """Whether what the node makes was quantized and is given back as floats, or is a weight that was."""
+    while node.get_type_name() in ("Multiply", "Subtract"):
+        node = node.input_value(0).get_node()
+    return node.get_type_name() in ("Convert", "FakeQuantize")
 
 
 def _holds(node: Any, source: Any) -> bool:

@@ -5,9 +5,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vit_edge import bundle
 from vit_edge.export import onnx
-from vit_edge.export.lower import LOWERINGS
+from vit_edge.export.lower import LOWERINGS, lowered
 from vit_edge.export.reduce import with_seven_bits
 from vit_edge.models import classifier as models
 from vit_edge.models.zoo import GEOMETRY
@@ -15,26 +17,35 @@ from vit_edge.quantization import ranges
 from vit_edge.recipe import Limits
 from vit_edge.runtimes import registry
 from vit_edge.runtimes.base import Runtime
+from vit_edge.stages import tuning
 from vit_edge.target import Target
 
 
 def run(
     folder: Path, *, student: Path, int8: Path, evaluation: Path | None, target: Target, limits: Limits,
-    provenance: dict[str, Any],
+    provenance: dict[str, Any], tuning_NHWC: np.ndarray | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes folder/bundle for `target` from the finished stages `student` and `int8`.
 
     evaluation: the reference's evaluation folder, which goes into the bundle. limits: advisory, for a gate given none.
+    tuning_NHWC: calibration images, uint8, on which the runtime's lowerings are tried; None: the first is taken.
     Raises UserError when the target's runtime is not installed or refuses the graph.
     """
     runtime = registry.load(target.runtime)
     place = folder / "bundle"
     floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.batch)
     canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.batch)
-    lower, seen = LOWERINGS[target.runtime], ranges.read(int8 / "ranges.json")
-    reduced = lower(with_seven_bits(canonical), seen) if target.reduced_range else None
-    int8_files = _built(runtime, lower(canonical, seen), target, place / "int8")
-    reduced_files = _built(runtime, reduced, target, place / "int8-seven-bits") if reduced else None
+    seen = ranges.read(int8 / "ranges.json")
+    variant, tried = next(iter(LOWERINGS[target.runtime])), []
+    if tuning_NHWC is not None:
+        variant, tried = tuning.fastest(canonical, floats, seen, target, tuning_NHWC)
+    seven_bits = with_seven_bits(canonical) if target.reduced_range else None
+    int8_files = _built(runtime, lowered(canonical, seen, target.runtime, variant), target, place / "int8")
+    reduced_files = (
+        _built(runtime, lowered(seven_bits, seen, target.runtime, variant), target, place / "int8-seven-bits")
+        if seven_bits
+        else None
+    )
     float_files = _built(runtime, floats, target, place / "float")
     manifest = {
         "target": target.model_dump(mode="json"),
@@ -50,6 +61,8 @@ def run(
     return {
         "runtime": target.runtime,
         "batch": target.batch,
+        "lowering": variant,
+        "tried": tried,
         "int8_bytes": sum(path.stat().st_size for path in int8_files),
         "float_bytes": sum(path.stat().st_size for path in float_files),
     }

@@ -1,0 +1,146 @@
+"""Attention in an ONNX graph: softmax(q·kᵀ)·v, explicit as the student's modules make it, and as runtimes prefer it.
+
+B images, h heads, d = D/h, R tokens that ask, T tokens that are asked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from vit_edge.export.graph import entry, initializer, name_of, only_consumer, producer, product_name
+from vit_edge.quantization.ranges import STEPS, Range
+
+MICROSOFT = "com.microsoft"
+SPLIT, SPLIT_TRANSPOSED = (0, 2, 1, 3), (0, 2, 3, 1)
+UINT8_MAX = 255
+
+
+@dataclass(frozen=True)
+class Attention:
+    """scores: q (B, h, R, d) times kᵀ (B, h, d, T); mixed: their softmax times v (B, h, T, d)."""
+
+    scores: ir.Node
+    mixed: ir.Node
+
+
+def attentions(model: ir.Model) -> list[Attention]:
+    """Every attention whose softmax stands between two products and nothing else."""
+    found = []
+    for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
+        scores, mixed = producer(entry(softmax, 0), "MatMul"), only_consumer(softmax.outputs[0])
+        if scores is not None and mixed is not None and mixed.op_type == "MatMul":
+            found.append(Attention(scores, mixed))
+    return found
+
+
+def fuse_attention(model: ir.Model, _: Mapping[str, Range]) -> None:
+    """Attention as ONNX Runtime's MultiHeadAttention, which takes q, k and v before they are cut into heads: exact.
+
+    Its CPU kernel needs no transposed copies, and its softmax stays in the cache.
+    """
+    for found in attentions(model):
+        sources = [
+            _before_heads(value, order)
+            for value, order in (
+                (entry(found.scores, 0), SPLIT),
+                (entry(found.scores, 1), SPLIT_TRANSPOSED),
+                (entry(found.mixed, 1), SPLIT),
+            )
+        ]
+        last, heads = _joined_heads(found.mixed), _heads(found.scores)
+        if last is None or heads is None or None in sources:
+            continue
+        attributes = {"num_heads": heads, "scale": 1.0}
+        node = own_operator(model, "MultiHeadAttention", sources, attributes, f"{found.mixed.name}/MultiHeadAttention")
+        model.graph.insert_before(last, node)
+        last.outputs[0].replace_all_uses_with(node.outputs[0])
+
+
+def multiply_by_transposed(model: ir.Model, _: Mapping[str, Range]) -> None:
+    """Keys stay as they are cut, (B, h, T, d), and the product transposes: exact, and no transposed copy in OpenVINO."""
+    for found in attentions(model):
+        transpose = producer(entry(found.scores, 1), "Transpose")
+        if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != SPLIT_TRANSPOSED:
+            continue
+        keys = ir.node("Transpose", [entry(transpose, 0)], {"perm": list(SPLIT)}, name=f"{transpose.name}/heads")
+        keys.outputs[0].name = f"{name_of(transpose.outputs[0])}_heads"
+        inputs = [entry(found.scores, 0), keys.outputs[0]]
+        product = own_operator(model, "FusedMatMul", inputs, {"transB": 1}, str(found.scores.name))
+        model.graph.insert_before(found.scores, [keys, product])
+        found.scores.outputs[0].replace_all_uses_with(product.outputs[0])
+        model.graph.remove(found.scores, safe=True)
+
+
+def quantize_scores(model: ir.Model, ranges: Mapping[str, Range]) -> None:
+    """Queries and keys in int8, by their recorded ranges."""
+    for found in attentions(model):
+        for index in (0, 1):
+            _quantize(model, found.scores, index, ranges)
+
+
+def quantize_mixing(model: ir.Model, ranges: Mapping[str, Range]) -> None:
+    """Probabilities, in all 255 steps of uint8, and values in int8, by their recorded ranges."""
+    for found in attentions(model):
+        for index in (0, 1):
+            _quantize(model, found.mixed, index, ranges)
+
+
+def own_operator(
+    model: ir.Model, operator: str, inputs: list[ir.Value | None], attributes: dict[str, int | float], name: str
+) -> ir.Node:
+    """A node of the operators that ONNX Runtime adds to ONNX; the graph is told of them."""
+    model.graph.opset_imports[MICROSOFT] = 1
+    node = ir.node(operator, inputs, attributes, domain=MICROSOFT, name=name)
+    node.outputs[0].name = f"{name}_output"
+    return node
+
+
+def _quantize(model: ir.Model, product: ir.Node, index: int, ranges: Mapping[str, Range]) -> None:
+    value = entry(product, index)
+    found = ranges.get(name_of(value))
+    if found is None:
+        return
+    unsigned = found.low >= 0
+    scale, zero = (found.limit / UINT8_MAX, np.uint8(0)) if unsigned else (found.limit / STEPS, np.int8(0))
+    name = f"{product_name(product)}/operand_{index}"
+    constants = [
+        initializer(model, f"{name}_scale", np.array(scale, np.float32)),
+        initializer(model, f"{name}_zero_point", np.array(zero)),
+    ]
+    quantize = ir.node("QuantizeLinear", [value, *constants], name=f"{name}/QuantizeLinear")
+    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *constants], name=f"{name}/DequantizeLinear")
+    quantize.outputs[0].name, dequantize.outputs[0].name = f"{name}_quantized", f"{name}_dequantized"
+    model.graph.insert_before(product, [quantize, dequantize])
+    product.replace_input_with(index, dequantize.outputs[0])
+
+
+def _before_heads(value: ir.Value, order: tuple[int, ...]) -> ir.Value | None:
+    """(B, T, D), from what was cut into heads and turned in this order."""
+    transpose = producer(value, "Transpose")
+    if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != order:
+        return None
+    cut = producer(entry(transpose, 0), "Reshape")
+    return entry(cut, 0) if cut is not None and _rank(entry(cut, 0)) == 3 else None
+
+
+def _joined_heads(mixed: ir.Node) -> ir.Node | None:
+    """The reshape to (B, R, D) after the heads, if it follows at once."""
+    transpose = only_consumer(mixed.outputs[0])
+    if transpose is None or transpose.op_type != "Transpose":
+        return None
+    joined = only_consumer(transpose.outputs[0])
+    if joined is None or joined.op_type != "Reshape" or _rank(joined.outputs[0]) != 3:
+        return None
+    return joined
+
+
+def _heads(scores: ir.Node) -> int | None:
+    shape = entry(scores, 0).shape
+    heads = shape[1] if shape is not None and len(shape) == 4 else None
+    return heads if isinstance(heads, int) else None
+
+
+def _rank(value: ir.Value) -> int | None:
+    return None if value.shape is None else len(value.shape)
