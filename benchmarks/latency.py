@@ -68,7 +68,11 @@ def built(table: str, case: Case, options: argparse.Namespace) -> tuple[dict[str
     files, reasons = {}, {}
     shared = options.out / case.model / "shared"
     for name, peer in TABLES[table].peers.items():
-        if options.peers and name != tables.OURS and not any(part in name for part in options.peers):
+        if (
+            options.peers
+            and name not in (tables.OURS, tables.TUNED)
+            and not any(part in name for part in options.peers)
+        ):
             continue
         path = options.out / case.model / str(case.batch) / peer.file
         try:

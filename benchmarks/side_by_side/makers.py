@@ -19,7 +19,6 @@ from vit_edge.export import onnx
 from vit_edge.models.classifier import save
 from vit_edge.recipe import Int8Config, Limits
 from vit_edge.stages import export, int8
-from vit_edge.target import Target
 from vit_edge.target import load as load_target
 
 CALIBRATION = 16
@@ -30,11 +29,11 @@ Maker = Callable[[Case, Path, Path], None]
 """Writes the artefact of a case at a path; the third is a folder for what several artefacts of the model share."""
 
 
-def ours(runtime: str, part: str) -> Maker:
+def ours(runtime: str, part: str, tune: bool = False) -> Maker:
     """`vit-edge export`'s bundle for a runtime; part: int8 or float. Accuracy's searches are left out: same graph."""
 
     def make(case: Case, path: Path, shared: Path) -> None:
-        bundle = _bundle(case, runtime, shared)
+        bundle = _bundle(case, runtime, shared, tune)
         for file in sorted((bundle / part).iterdir()):
             os.link(file, path.with_suffix(file.suffix))
 
@@ -134,19 +133,16 @@ def nothing(case: Case, path: Path, shared: Path) -> None:
     path.touch()
 
 
-def _bundle(case: Case, runtime: str, shared: Path) -> Path:
-    folder = shared / f"{runtime}_{case.batch}"
+def _bundle(case: Case, runtime: str, shared: Path, tune: bool) -> Path:
+    folder = shared / f"{runtime}_{case.batch}{'_tuned' if tune else ''}"
     if not folder.exists():
         stage = _int8_stage(case, shared)
-        target = load_target(runtime).model_copy(update={"threads": 1, "batch": case.batch})
-        _export(folder, stage, target)
+        target = load_target(runtime).model_copy(update={"batch": case.batch})
+        export.run(
+            folder, student=stage, int8=stage, evaluation=None, target=target, limits=Limits(), provenance={},
+            tuning_NHWC=shaded_images()[:CALIBRATION] if tune else None,
+        )  # fmt: skip
     return folder / "bundle"
-
-
-def _export(folder: Path, stage: Path, target: Target) -> None:
-    export.run(
-        folder, student=stage, int8=stage, evaluation=None, target=target, limits=Limits(), provenance={}
-    )  # fmt: skip
 
 
 def _int8_stage(case: Case, shared: Path) -> Path:

@@ -3,7 +3,7 @@
 B images, h heads, d = D/h, R tokens that ask, T tokens that are asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,7 +88,7 @@ def quantize_mixing(model: ir.Model, ranges: Mapping[str, Range]) -> None:
 
 
 def own_operator(
-    model: ir.Model, operator: str, inputs: list[ir.Value | None], attributes: dict[str, int | float], name: str
+    model: ir.Model, operator: str, inputs: Sequence[ir.Value | None], attributes: dict[str, int | float], name: str
 ) -> ir.Node:
     """A node of the operators that ONNX Runtime adds to ONNX; the graph is told of them."""
     model.graph.opset_imports[MICROSOFT] = 1

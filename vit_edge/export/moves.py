@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from vit_edge.export.graph import entry
+from vit_edge.export.graph import array, entry
 from vit_edge.quantization.ranges import Range
 
 MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
@@ -41,7 +41,7 @@ def _moved(node: ir.Node) -> list[ir.Value]:
 
 
 def _swap(model: ir.Model, quantize: ir.Node, moves: list[ir.Node], source: ir.Value) -> None:
-    moved, stored = entry(quantize, 0), ir.TensorType(entry(quantize, 2).dtype)
+    moved, stored = entry(quantize, 0), ir.TensorType(ir.DataType.from_numpy(array(entry(quantize, 2)).dtype))
     quantize.outputs[0].replace_all_uses_with(moved)
     early = ir.node("QuantizeLinear", [source, *quantize.inputs[1:]], name=str(quantize.name))
     early.outputs[0].name = f"{source.name}_quantized_{quantize.name}"

@@ -36,9 +36,11 @@ def run(
     floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.batch)
     canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.batch)
     seen = ranges.read(int8 / "ranges.json")
-    variant, tried = next(iter(LOWERINGS[target.runtime])), []
-    if tuning_NHWC is not None:
-        variant, tried = tuning.fastest(canonical, floats, seen, target, tuning_NHWC)
+    variant, tried = (
+        (next(iter(LOWERINGS[target.runtime])), [])
+        if tuning_NHWC is None
+        else tuning.fastest(canonical, floats, seen, target, tuning_NHWC)
+    )
     seven_bits = with_seven_bits(canonical) if target.reduced_range else None
     int8_files = _built(runtime, lowered(canonical, seen, target.runtime, variant), target, place / "int8")
     reduced_files = (
