@@ -44,7 +44,7 @@ def measured(
         mean_kl=metrics.mean_kl(reference_NK, target_NK) if np.isfinite(target_NK).all() else None,
         lost=drop.lost,
         won=drop.won,
-        margin_points=_margin(limits, reference_top1),
+        margin_points=margin(limits, reference_top1),
         worst_classes=lost_classes,
         flipped=int(np.sum(reference_N != target_N)),
         flips=_flips(labels_N, reference_N, target_N, classes, names),
@@ -123,7 +123,8 @@ def _told_needed(found: Accuracy) -> str:
     return f"about {found.images_needed} images would decide"
 
 
-def _margin(limits: Limits, reference_top1: float) -> float | None:
+def margin(limits: Limits, reference_top1: float) -> float | None:
+    """The drop in percentage points that the limits allow, the tighter of the two; None where neither is set."""
     margins = []
     if limits.max_drop_points is not None:
         margins.append(limits.max_drop_points)

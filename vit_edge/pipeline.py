@@ -25,7 +25,7 @@ from vit_edge.target import Target
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 TRAINED = ("teacher", "student")
 """Stages that every process of a launch works on."""
-STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 2, "export": 2, "gate": 3}
+STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 3, "export": 2, "gate": 3}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
 RUNTIME_PACKAGES = {
@@ -240,16 +240,30 @@ class Pipeline:
 
     def _int8(self) -> Step:
         def run(folder: Path) -> dict[str, Any]:
-            from vit_edge.quantization.calibration import refuse_gate_images
+            from vit_edge.quantization import calibration
             from vit_edge.stages import int8
+            from vit_edge.stages.search import Ground
 
             student = self.done["student"]
-            images_NHWC = self.material.calibration(read_card(student).preprocessing)
-            refuse_gate_images(images_NHWC, evaluation.read(self.done["reference"] / "evaluation").images_NHWC)
-            return int8.run(folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8)
+            preprocessing = read_card(student).preprocessing
+            calibration.check_labels(self.material.calibration_labels(), self.material.classes)
+            images_NHWC = self.material.calibration(preprocessing)
+            gate_NHWC = evaluation.read(self.done["reference"] / "evaluation").images_NHWC
+            calibration.refuse_gate_images(images_NHWC, gate_NHWC)
+            ground = Ground(
+                tune=lambda most: self.material.tune_pieces(preprocessing, most),
+                limits=self.recipe.gate,
+                targets=[target for target, _ in self._profiles.values()],
+            )
+            return int8.run(
+                folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8, ground=ground
+            )
 
         data = self.recipe.data
         settings = {"int8": _plain(self.recipe.int8), "images": data.calibration_images, "splits": self.inputs.splits}
+        if self.recipe.int8.search is not None:
+            limits = self.recipe.gate
+            settings["limits"] = {"max_drop_points": limits.max_drop_points, "min_relative": limits.min_relative_top1}
         decisive = versions("torch", "torchao", "onnx", "onnxscript")
         return Step(
             self._plan("int8", settings, inputs=("student",), data=self.inputs.train_fingerprint, versions=decisive),

@@ -181,6 +181,18 @@ class StudentConfig(Settings):
         return self
 
 
+class SearchConfig(Settings):
+    """Products given back to float until int8 keeps the limit on the tune split; begun only where it does not."""
+
+    seconds: float = Field(900.0, gt=0, description="time for the whole search")
+    trials: Positive = Field(24, description="int8 models to try, the plain one included")
+    max_drop_points: float | None = Field(
+        None, ge=0, description="largest drop of top-1 against float, in percentage points; null: the gate's limits"
+    )
+    tune_images: Positive = Field(2000, description="judge on so many images of the tune split, a random sample")
+    timing_seconds: float = Field(1.0, gt=0, description="time each model on each target of this machine for so long")
+
+
 class Int8Config(Settings):
     """Post-training static quantization to the canonical graph.
 
@@ -200,6 +212,10 @@ class Int8Config(Settings):
         "auto", description="of weights; compensated: each column takes up the error of those before it (GPTQ)"
     )
     bias_correction: Literal["auto", "always", "never"] = "auto"
+    ends: Literal["auto", "int8"] = Field(
+        "auto", description="patch projection or stem, and head; auto: float where that spares much and costs little"
+    )
+    search: SearchConfig | None = Field(SearchConfig(), description="null: never look at the tune split")
 
 
 class Limits(Settings):

@@ -99,11 +99,31 @@ def distill(
 def quantize(
     model: options.Model = None,
     data: options.Data = None,
+    search_seconds: Annotated[
+        float | None,
+        typer.Option("--search-seconds", min=0, help="Time to look for what to give back to float; 0: do not look."),
+    ] = None,
+    search_trials: Annotated[
+        int | None, typer.Option("--search-trials", min=1, help="Int8 models to try, the plain one included.")
+    ] = None,
+    set_: options.Set = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
-    """Quantize a student to int8, calibrated on its training images."""
-    pipeline = _continue(model, data, "int8", device, data_dir)
+    """Quantize a student to int8, calibrated on its training images; what loses too much on the tune split stays float."""
+    from vit_edge.report import console, quantization
+
+    changes = options.overrides(set_)
+    if search_seconds == 0:
+        changes["int8.search"] = None
+    elif search_seconds is not None:
+        changes["int8.search.seconds"] = search_seconds
+    if search_trials is not None:
+        changes["int8.search.trials"] = search_trials
+    pipeline = _continue(model, data, "int8", device, data_dir, changes=changes)
+    searched = quantization.search(pipeline.done["int8"])
+    if searched is not None:
+        console.show_search(searched)
     typer.echo(f"int8 model: {pipeline.done['int8']}")
 
 
@@ -232,17 +252,19 @@ def _continue(
     data_dir: Path | None,
     targets: list[str] | None = None,
     tune: bool = False,
+    changes: dict[str, Any] | None = None,
 ) -> Any:
     """Goes on from a run, or from a model's folder, up to `until`.
 
-    targets: to export to, which the recipe need not name. tune: theirs, whatever the recipe says.
+    targets: to export to, which the recipe need not name. tune: theirs, whatever the recipe says. changes: of the
+    recipe, dotted key → value.
     """
     from vit_edge import recipe as recipes
     from vit_edge.pipeline import Pipeline
 
     folder = Path(model) if model else _newest_run()
     if (folder / "recipe.yaml").is_file():
-        recipe = recipes.load(folder / "recipe.yaml")
+        recipe = recipes.load(folder / "recipe.yaml", changes)
         if data is not None and data != recipe.data.spec:
             from vit_edge.errors import UserError
 
@@ -259,7 +281,7 @@ def _continue(
             "teacher": None,
             "student": _part(str(folder), None, None, None) | {"training": None, "distillation": None},
         }
-        recipe = _recipe(values, [str(folder)])
+        recipe = _recipe(recipes.laid_over(values, changes or {}), [str(folder)])
         folder = RUNS / recipe.name
     typer.echo(f"run: {folder}", err=True)
     only = None

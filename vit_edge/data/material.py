@@ -1,5 +1,6 @@
 """The images that a run works on: a data set, its splits, and the side of the shared training view."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from vit_edge.data.datasets import DataSet, EncodedImages, Images
 from vit_edge.data.splits import Splits, split
 from vit_edge.preprocess import Preprocessing
 from vit_edge.recipe import DataConfig
+
+PIECE = 256
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,19 @@ class Material:
         """Images uint8 (N, H, W, 3) and labels int64 (N,) of the tune split, or of its first `most`: a random sample."""
         return self._prepared("train", self.splits.tune[:most], preprocessing)
 
+    def tune_pieces(self, preprocessing: Preprocessing, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same, some at a time: what is looked at once need not be in memory."""
+        chosen = self.splits.tune[:most]
+        for start in range(0, len(chosen), PIECE):
+            yield self._prepared("train", chosen[start : start + PIECE], preprocessing)
+
     def calibration(self, preprocessing: Preprocessing) -> np.ndarray:
         """Images uint8 (N, H, W, 3) of the calibration split, a part of train."""
         return self._prepared("train", self.splits.calibration, preprocessing)[0]
+
+    def calibration_labels(self) -> np.ndarray:
+        """int64 (N,) of the same images."""
+        return self.data.train.labels_N[self.splits.calibration]
 
     def gate(self, preprocessing: Preprocessing) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 (N, H, W, 3) and labels int64 (N,) of the gate split."""

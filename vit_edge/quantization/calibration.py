@@ -4,7 +4,7 @@ B batch, H×W image; images are uint8 (B, H, W, 3) as `preprocess.Preprocessing`
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,17 @@ def check_images(images_NHWC: np.ndarray, minimum: int) -> None:
             f"calibration has {distinct} usable images (of {len(images_NHWC)}; copies and images of one colour "
             f"are not counted), expected at least {minimum}",
             "give more training images: data.calibration_images, or lower int8.minimum_images if you must",
+        )
+
+
+def check_labels(labels_N: np.ndarray, classes: Sequence[str]) -> None:
+    """Refuses images of a single class where the model knows several: its ranges would be of that class alone."""
+    shown = np.unique(labels_N)
+    if len(shown) == 1 < len(classes):
+        raise UserError(
+            f"all {len(labels_N)} calibration images are of the class {classes[int(shown[0])]!r}, "
+            f"expected images of all {len(classes)} classes",
+            "give training images of the other classes, or more with data.calibration_images",
         )
 
 

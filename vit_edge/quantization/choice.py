@@ -5,7 +5,7 @@ correction, error-compensated rounding. N images, K classes.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,13 +28,20 @@ on twice as many, MOST at most."""
 
 @dataclass(frozen=True)
 class Chosen:
-    """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product."""
+    """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product.
+
+    statistics: of all calibration images; fit_NHWC, held_NHWC: those that it was fitted to and judged on.
+    """
 
     floats: GraphModule
     on_grid: GraphModule
     outcome: Outcome
     options: Options
     alphas: dict[str, float]
+    statistics: dict[Node, Statistics]
+    fit_NHWC: np.ndarray
+    held_NHWC: np.ndarray
+    float_layers: tuple[str, ...] = ()
 
 
 @torch.no_grad()
@@ -53,11 +60,25 @@ def choose(
     for changes, words in _steps(config):
         best = trial.changed(best, changes, words, config, say)
     statistics = calibration.observe(best.floats, images_NHWC)
-    on_grid = copy.deepcopy(best.floats)
+    undecided = Chosen(
+        best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC
+    )  # fmt: skip
+    return with_float(undecided, config.float_layers)
+
+
+@torch.no_grad()
+def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
+    """The same choice with these layers, and no others, in float: what is int8 is rounded and corrected anew."""
+    on_grid = copy.deepcopy(chosen.floats)
     outcome = layerwise.decide(
-        best.floats, on_grid, torch.from_numpy(fit_NHWC.copy()), statistics, best.options, config.float_layers
+        chosen.floats,
+        on_grid,
+        torch.from_numpy(chosen.fit_NHWC.copy()),
+        chosen.statistics,
+        chosen.options,
+        float_layers,
     )
-    return Chosen(best.floats, on_grid, outcome, best.options, best.alphas)
+    return replace(chosen, on_grid=on_grid, outcome=outcome, float_layers=tuple(float_layers))
 
 
 def images_tried(graph_module: GraphModule) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vit_edge.report.quantization import Search
 from vit_edge.report.schema import Accuracy, Artefact, Latency, Report
 
 
@@ -18,6 +19,48 @@ class Point:
     front: bool
     x: float
     y: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model of a search on one target. ratio: of its p50 to float's; number None: float itself."""
+
+    number: int | None
+    ratio: float
+    drop_points: float
+    holds: bool
+    chosen: bool
+    front: bool
+    x: float
+    y: float
+
+
+def searched(search: Search, target: str) -> list[Candidate]:
+    """Every model that was timed on the target, and float, fastest first: x for the time, y for the drop, least on top."""
+    timed = [(None, 1.0, 0.0, True)] + [
+        (number, 1 / one.speedup, trial.drop_points, trial.holds)
+        for number, trial in enumerate(search.trials) for one in trial.timed if one.target == target
+    ]  # fmt: skip
+    timed.sort(key=lambda row: (row[1], row[2]))
+    fastest, slowest = _wider(*(ratio for _, ratio, _, _ in timed))
+    least, most = _wider(*(drop for _, _, drop, _ in timed), search.margin_points)
+    found, best = [], float("inf")
+    for number, ratio, drop, holds in timed:
+        x, y = _share(ratio, fastest, slowest), _share(drop, least, most)
+        found.append(Candidate(number, ratio, drop, holds, number == search.chosen, drop < best, x, y))
+        best = min(best, drop)
+    return found
+
+
+def margin_height(search: Search, points: Sequence[Candidate]) -> float:
+    """Where the limit lies on the scale of `searched`."""
+    least, most = _wider(*(one.drop_points for one in points), search.margin_points)
+    return _share(search.margin_points, least, most)
+
+
+def search_targets(search: Search) -> list[str]:
+    """Those that anything was timed on."""
+    return list(dict.fromkeys(one.target for trial in search.trials for one in trial.timed))
 
 
 def interval(accuracy: Accuracy) -> dict[str, float]:
@@ -74,7 +117,7 @@ def pareto(reports: Sequence[Report]) -> list[Point]:
     return points
 
 
-def front(points: Sequence[Point]) -> str:
+def front(points: Sequence[Point] | Sequence[Candidate]) -> str:
     """The steps of the front: the points of a line, in a box of 100 × 100."""
     corners: list[str] = []
     height = 100.0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from vit_edge.ledger import Ledger
 from vit_edge.report import words
+from vit_edge.report.quantization import Search
 from vit_edge.report.schema import Report
 
 STYLES = {"pass": "bold green", "fail": "bold red", "undecided": "bold yellow", "unmeasured": "bold yellow", "skipped": "dim"}  # fmt: skip
@@ -50,6 +51,16 @@ def show_reports(reports: Sequence[Report]) -> None:
 
 def show_ledger(ledger: Ledger) -> None:
     _console().print(_table(words.LEDGER_HEAD, words.ledger_rows(ledger)))
+
+
+def show_search(search: Search) -> None:
+    """The int8 models that were tried on the tune split, and how that ended."""
+    console = _console()
+    targets = {one.target: one.float_precision for trial in search.trials for one in trial.timed}
+    against = ", ".join(f"{target} ({precision})" for target, precision in targets.items())
+    console.print(_table(words.SEARCH_HEAD, words.search_rows(search)))
+    console.print(Text(f"× float: {against or 'no target of this machine'}", style="dim"))
+    _print_indented(console, search.outcome, 0)
 
 
 def show_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from vit_edge.ledger import Ledger
 from vit_edge.metrics import Percentiles
 from vit_edge.report.charts import Point
+from vit_edge.report.quantization import Layer, Search, Timed
 from vit_edge.report.schema import Accuracy, BenchRow, Report
 
 LATENCY_HEAD = ("artefact", "p50 ms", "p90 ms", "p99 ms", "n", "images/s", "load ms", "first ms", "memory", "size")
@@ -15,6 +16,8 @@ BENCH_HEAD = ("bundle", "target", "artefact", "batch", "p50 ms", "p90 ms", "p99 
 CHECKS = ("integrity", "parity", "coverage", "accuracy", "latency", "regression")
 VERDICTS = ("pass", "fail", "undecided", "unmeasured", "skipped")
 OVERVIEW_HEAD = ("target", "model", "bundle", "verdict", *CHECKS, "drop, points", "int8 p50 ms", "× float", "device")
+SEARCH_HEAD = ("", "in float", "KL", "drop, points", "95 %: at most", "keeps the limit", "× float, by target", "p50 ms", "given back")  # fmt: skip
+LAYER_HEAD = ("product", "runs in", "weight dB", "input dB", "range", "α", "rounding", "bias", "KL alone", "why float")
 PARETO_HEAD = ("", "bundle", "artefact", "top-1", "p50 ms", "on the front")
 NOT_MEASURED = "–"
 EFFECTS = {"lost": "lost", "won": "won", "wrong": "wrong both times"}
@@ -57,6 +60,36 @@ def pareto_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
         )
         for one in points
     ]  # fmt: skip
+
+
+def search_rows(search: Search) -> list[tuple[str, ...]]:
+    """Every int8 model that was tried, in order; a star is on the one that was taken."""
+    return [
+        (
+            f"{number}{' *' if number == search.chosen else ''}", str(len(one.given_back)), f"{one.kl:.3g}",
+            f"{one.drop_points:.2f}", f"{one.drop_upper95_one_sided:.2f}", "yes" if one.holds else "no",
+            *(_by_target(one.timed, attribute) for attribute in ("speedup", "p50_ms")), _names(one.given_back),
+        )
+        for number, one in enumerate(search.trials)
+    ]  # fmt: skip
+
+
+def layer_rows(layers: Sequence[Layer]) -> list[tuple[str, ...]]:
+    return [
+        (
+            one.name, "int8" if one.reason is None else "float", _number(one.weight_sqnr_db, ".1f"),
+            _number(one.input_sqnr_db, ".1f"), one.range_method or NOT_MEASURED, _number(one.equalization, "g"),
+            "" if one.reason else "compensated" if one.compensated_rounding else "nearest",
+            "" if one.reason else "corrected" if one.bias_corrected else "as it was",
+            _number(one.kl_alone, ".2g"), one.reason or "",
+        )
+        for one in layers
+    ]  # fmt: skip
+
+
+def layers_title(layers: Sequence[Layer]) -> str:
+    floats = sum(one.reason is not None for one in layers)
+    return f"{len(layers)} matrix products: {len(layers) - floats} in int8, {floats} in float"
 
 
 def device(report: Report) -> str:
@@ -179,6 +212,21 @@ def _overview(report: Report) -> tuple[str, ...]:
         ms(latency.target_ms["p50"]) if latency and latency.target_ms else NOT_MEASURED,
         f"{latency.speedup_vs_float:.2f}" if latency and latency.speedup_vs_float else NOT_MEASURED, device(report),
     )  # fmt: skip
+
+
+def _by_target(timed: Sequence[Timed], attribute: str) -> str:
+    """One number for each target, in their order."""
+    return " / ".join(f"{getattr(one, attribute):.3g}" for one in timed) or NOT_MEASURED
+
+
+def _names(given_back: Sequence[str]) -> str:
+    """Those that come first, and how many more there are."""
+    more = f" and {len(given_back) - 2} more" if len(given_back) > 2 else ""
+    return ", ".join(given_back[:2]) + more
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOT_MEASURED if value is None else f"{value:{form}}"
 
 
 def _artefact_name(name: str, precision: str) -> str:

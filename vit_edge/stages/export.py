@@ -42,13 +42,13 @@ def run(
         else tuning.fastest(canonical, floats, seen, target, tuning_NHWC)
     )
     seven_bits = with_seven_bits(canonical) if target.reduced_range else None
-    int8_files = _built(runtime, lowered(canonical, seen, target.runtime, variant), target, place / "int8")
+    int8_files = built(runtime, lowered(canonical, seen, target.runtime, variant), target, place / "int8")
     reduced_files = (
-        _built(runtime, lowered(seven_bits, seen, target.runtime, variant), target, place / "int8-seven-bits")
+        built(runtime, lowered(seven_bits, seen, target.runtime, variant), target, place / "int8-seven-bits")
         if seven_bits
         else None
     )
-    float_files = _built(runtime, floats, target, place / "float")
+    float_files = built(runtime, floats, target, place / "float")
     manifest = {
         "target": target.model_dump(mode="json"),
         **_model(student),
@@ -74,7 +74,8 @@ def _names(files: list[Path], place: Path) -> list[str]:
     return [path.relative_to(place).as_posix() for path in files]
 
 
-def _built(runtime: Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:
+def built(runtime: Runtime, model: onnx.ir.Model, target: Target, folder: Path) -> list[Path]:
+    """The runtime's files of a graph, in `folder`."""
     with tempfile.TemporaryDirectory(prefix="vit-edge-") as scratch:
         path = Path(scratch) / "model.onnx"
         onnx.save(model, path)

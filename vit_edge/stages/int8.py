@@ -5,35 +5,43 @@ float.onnx    the same folded student in float
 ranges.json   what calibration saw, by the value names of both graphs
 layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input, how its range
               was chosen, equalization's α, whether rounding was compensated and the bias corrected
+search.json   how it was held against the tune split, and what was given back to float (search.py)
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from vit_edge import metrics
 from vit_edge.export import onnx
 from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.progress import say
-from vit_edge.quantization import calibration, quantizer, ranges, rounding
-from vit_edge.quantization.choice import Chosen, choose
+from vit_edge.quantization import calibration, quantizer, ranges, rounding, sensitivity
+from vit_edge.quantization.choice import Chosen, choose, with_float
 from vit_edge.quantization.products import Product, parameter, products
+from vit_edge.quantization.quantizer import Layer
 from vit_edge.quantization.simulation import logits
 from vit_edge.recipe import Int8Config
+from vit_edge.report.quantization import LAYERS, Search
+from vit_edge.stages import search
+from vit_edge.stages.candidates import canonical
+from vit_edge.stages.search import Ground
 from vit_edge.store import write_json
 
 CHECKED_IMAGES = 256
 
 
-def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: Int8Config) -> dict[str, Any]:
+def run(
+    folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: Int8Config, ground: Ground | None = None
+) -> dict[str, Any]:
     """Quantizes the student in the folder `student` and writes its graphs into `folder`.
 
-    calibration_NHWC: uint8 images of the calibration split, preprocessed for the student.
+    calibration_NHWC: uint8 images of the calibration split, preprocessed for the student. ground: what the int8 model is
+    held against, None: nothing, and nothing is searched for.
     Raises UserError for images or a model that cannot be calibrated, and for an unknown layer in the config.
     """
     loaded = models.load(student)
@@ -46,18 +54,21 @@ def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: In
     float_NK = logits(graph, checked_NHWC)
     onnx.save(onnx.to_onnx(graph, side), folder / "float.onnx")
     chosen = choose(graph, calibration_NHWC, config, say)
-    told = [asdict(layer) | numbers for layer, numbers in zip(layers, _numbers(chosen), strict=True)]
-    found, by_node = products(chosen.floats), chosen.outcome.ranges
-    example = torch.from_numpy(calibration_NHWC[:2].copy())
-    quantized = quantizer.quantize(chosen.on_grid, example, by_node, config.float_layers, chosen.outcome.scales)
-    canonical = onnx.to_onnx(quantized, side)
-    onnx.save(canonical, folder / "int8.onnx")
-    ranges.write(folder / "ranges.json", onnx.ranges_by_value(canonical, found, by_node))
-    write_json(folder / "layers.json", told)
-    int8_NK = logits(quantized, checked_NHWC)
-    for layer in layers:
-        if layer.reason and layer.kind != "attention":
-            say(f"int8: {layer.name} stays float: {layer.reason}")
+    chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
+    layers = [replace(layer, reason=layer.reason or reasons.get(layer.name)) for layer in layers]
+    made = canonical(chosen, side)
+    onnx.save(made.graph, folder / "int8.onnx")
+    ranges.write(folder / "ranges.json", made.ranges)
+    alone = {one.name: one.kl_alone for one in found.costs} if found else {}
+    write_json(
+        folder / LAYERS,
+        [
+            asdict(layer) | numbers | {"kl_alone": alone.get(layer.name)}
+            for layer, numbers in zip(layers, _numbers(chosen), strict=True)
+        ],
+    )
+    int8_NK = logits(made.module, checked_NHWC)
+    _say_layers(layers)
     return {
         "calibration_images": len(calibration_NHWC),
         "layers_int8": sum(layer.reason is None for layer in layers),
@@ -65,7 +76,44 @@ def run(folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: In
         "calibration_agreement": metrics.agreement(float_NK.argmax(1), int8_NK.argmax(1)),
         "calibration_sqnr_db": round(min(metrics.sqnr_db(float_NK, int8_NK), 999.0), 2),
         "size_bytes": {name: (folder / name).stat().st_size for name in ("float.onnx", "int8.onnx")},
+        **(_on_tune(found) if found else {}),
     }
+
+
+def _kept_accurate(
+    folder: Path, chosen: Chosen, config: Int8Config, ground: Ground | None, image_size: int
+) -> tuple[Chosen, dict[str, str], Search | None]:
+    """The choice with what accuracy needs in float, why each product is, and how the tune split was searched."""
+    reasons = sensitivity.ends_for_float(chosen) if config.ends == "auto" else {}
+    if reasons:
+        chosen = with_float(chosen, (*chosen.float_layers, *reasons))
+    if ground is None or config.search is None or not search.has_limit(config.search, ground):
+        return chosen, reasons, None
+    chosen, found = search.run(folder, chosen, config.search, ground, image_size)
+    return chosen, reasons | search.reasons(found), found
+
+
+def _on_tune(found: Search) -> dict[str, Any]:
+    taken = found.trials[found.chosen]
+    return {
+        "tune_drop_points": taken.drop_points,
+        "tune_drop_upper95": taken.drop_upper95_one_sided,
+        "keeps_limit_on_tune": taken.holds,
+        "given_back": taken.given_back,
+    }
+
+
+def _say_layers(layers: Sequence[Layer]) -> None:
+    """What is float and why, each by name; products of two activations are many, and are counted."""
+    floats = [layer for layer in layers if layer.reason]
+    of_activations = sum(layer.kind == "attention" for layer in floats)
+    for layer in floats:
+        if layer.kind != "attention":
+            say(f"int8: {layer.name} stays float: {layer.reason}")
+    say(
+        f"int8: {len(layers) - len(floats)} matrix products in int8, {len(floats)} in float, of these {of_activations} "
+        "are products of two activations"
+    )
 
 
 def _numbers(chosen: Chosen) -> Iterator[dict[str, Any]]:

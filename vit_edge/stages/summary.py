@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_edge import bundle, evaluation, ledger
 from vit_edge.pipeline import Pipeline
-from vit_edge.report import console, html, words
+from vit_edge.report import console, html, quantization, words
 from vit_edge.report.schema import Report
 from vit_edge.stages.gate import ANSWERS
 
@@ -24,10 +24,17 @@ def write_and_print(pipeline: Pipeline) -> int:
         schema_name="vit-edge/ledger/1", rows=[*_torch_rows(pipeline), *_target_rows(pipeline, reports)]
     )
     ledger.write(pipeline.folder, found)
-    page = html.page(reports=list(reports.values()), ledger=found, title=f"vit-edge: {pipeline.recipe.name}")
+    searched = quantization.search(pipeline.done["int8"])
+    page = html.page(
+        reports=list(reports.values()), ledger=found, layers=quantization.layers(pipeline.done["int8"]), search=searched,
+        title=f"vit-edge: {pipeline.recipe.name}",
+    )  # fmt: skip
     (pipeline.folder / REPORT).write_text(page, encoding="utf-8")
     console.show_ledger(found)
     print()
+    if searched is not None and len(searched.trials) > 1:
+        console.show_search(searched)
+        print()
     console.show_table(
         VERDICT_HEAD, [_verdict_row(report, name in pipeline.required_names) for name, report in reports.items()]
     )
