@@ -11,6 +11,7 @@ from vit_edge.errors import UserError
 from vit_edge.models.card import read_card
 from vit_edge.pipeline import Pipeline
 from vit_edge.recipe import Recipe
+from vit_edge.report import quantization
 from vit_edge.settings import parse
 from vit_edge.stages import summary
 
@@ -62,7 +63,10 @@ def test_the_ledger_has_every_station_on_the_same_images(run: Pipeline, capsys: 
         assert row.multiply_adds is not None
     printed = capsys.readouterr().out
     assert "report.html" in printed
-    assert (run.folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "images of the tune split" in page
+    assert "matrix products:" in page
 
 
 def test_int8_keeps_the_students_accuracy_on_the_runtimes_that_run_here(run: Pipeline) -> None:
@@ -151,11 +155,29 @@ def test_a_changed_distillation_keeps_the_teacher(run: Pipeline) -> None:
     assert back.ran == []
 
 
-def test_a_changed_limit_redoes_neither_training_nor_quantization(run: Pipeline) -> None:
+def test_a_changed_limit_redoes_no_training_but_what_was_held_against_it(run: Pipeline) -> None:
     changed = again(run, recipe(gate={"max_drop_points": 6.0, "min_relative_top1": None}), only=("openvino",))
     changed.run()
-    assert changed.ran == ["export/openvino", "gate/openvino"]
-    again(run).run()
+    assert changed.ran == ["int8", "export/openvino", "gate/openvino"]
+    back = again(run)
+    back.run()
+    assert back.ran == []
+
+
+def test_without_a_search_a_changed_limit_leaves_the_int8_model_as_it_is(run: Pipeline) -> None:
+    plans = []
+    for most in (5.0, 6.0):
+        unsearched = again(run, recipe(gate={"max_drop_points": most}, int8={"search": None}))
+        unsearched.run("student")
+        plans.append(unsearched._int8().plan)
+    assert plans[0] == plans[1]
+
+
+def test_the_int8_model_is_held_against_the_limit_on_the_tune_split(run: Pipeline) -> None:
+    found = quantization.search(run.done["int8"])
+    assert found
+    assert found.n == len(run.material.splits.tune)
+    assert found.margin_points == 5.0
 
 
 def test_from_redoes_what_follows(run: Pipeline) -> None:

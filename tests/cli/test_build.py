@@ -94,9 +94,17 @@ def test_train_quantize_reference_export(vit_edge: Cli, tmp_path: Path) -> None:
     code, out, err = vit_edge("train", "--model", "vit_ti16", *SMALL)
     assert code == 0, err
     assert "student: runs/vit_ti16-digits/student, top-1 0." in out
-    code, out, _ = vit_edge("quantize")
+    code, out, _ = vit_edge("quantize", "--search-seconds", "0", "--set", "int8.equalization=[]")
     assert code == 0
     assert "int8 model: runs/vit_ti16-digits/int8" in out
+    assert "tune split" not in out
+    code, out, _ = vit_edge("quantize", "--search-seconds", "60", "--search-trials", "3")
+    assert code == 0
+    assert "images of the tune split" in out
+    record = (tmp_path / "runs" / "vit_ti16-digits" / "recipe.yaml").read_text(encoding="utf-8")
+    assert "trials: 3" in record
+    assert "equalization: []" in record
+    refused(vit_edge("quantize", "--search-seconds", "0", "--search-trials", "3"), "no effect", "leave out")
     code, out, _ = vit_edge("reference")
     assert code == 0
     assert "runs/vit_ti16-digits/reference/evaluation" in out

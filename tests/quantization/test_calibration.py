@@ -6,7 +6,7 @@ from tests.small_models import built, calibrate, classifier, cnn, images, vit
 from vit_edge.errors import UserError
 from vit_edge.export.fold import deployable
 from vit_edge.quantization import ranges
-from vit_edge.quantization.calibration import holds_pixels, refuse_gate_images
+from vit_edge.quantization.calibration import check_labels, holds_pixels, refuse_gate_images
 from vit_edge.quantization.products import products
 from vit_edge.quantization.ranges import PIXELS, Statistics
 
@@ -118,3 +118,10 @@ def test_images_of_the_gate_are_refused() -> None:
     refuse_gate_images(images(10), gate)
     with pytest.raises(UserError, match="2 calibration images are also images of the gate"):
         refuse_gate_images(np.concatenate([images(10), gate[2:4]]), gate)
+
+
+def test_images_of_one_class_only_are_refused() -> None:
+    with pytest.raises(UserError, match="all 64 calibration images are of the class 'cat', expected images of all 2"):
+        check_labels(np.ones(64, np.int64), ["dog", "cat"])
+    check_labels(np.arange(64) % 2, ["dog", "cat"])
+    check_labels(np.zeros(64, np.int64), ["the only one"])

@@ -77,3 +77,22 @@ def test_what_cannot_be_int8_is_named_with_its_reason() -> None:
     reasons = [layer.reason or "" for layer in layers[1:]]
     assert "computed in the graph" in reasons[0]
     assert "einsum" in reasons[1]
+
+
+def test_no_product_is_float_without_being_told() -> None:
+    class Odder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.ConvTranspose2d(3, 4, 2)
+            self.pair = torch.nn.Bilinear(4, 4, 10)
+
+        def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+            pooled_BC = self.up(images_BCHW).mean(dim=(2, 3))
+            return self.pair(pooled_BC, pooled_BC)
+
+    told = {
+        layer.name.rpartition("/")[0] or layer.name: layer
+        for layer in quantizer.layers(deployable(classifier(Odder())), ())
+    }
+    assert set(told) >= {"up", "pair"}
+    assert all(layer.kind == "other" and "has no int8 form here" in (layer.reason or "") for layer in told.values())

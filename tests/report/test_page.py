@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.conftest import missing
 from vit_edge.report import charts, html
+from vit_edge.report.quantization import Cost, Layer, Search, Timed, Trial
 from vit_edge.report.schema import Report
 from vit_edge.stages.gate import gate_bundle
 
@@ -23,7 +24,32 @@ DARK = "--blink-settings=preferredColorScheme=0"
 @pytest.fixture(scope="module")
 def page(ort_bundle: Path, openvino_bundle: Path) -> str:
     reports = [gate_bundle(bundle, seconds=0.1).report for bundle in (ort_bundle, openvino_bundle)]
-    return html.page(reports=[with_long_names(one) for one in reports], title="two devices")
+    layers, found = searched()
+    reports = [with_long_names(one) for one in reports]
+    return html.page(reports=reports, layers=layers, search=found, title="two devices")
+
+
+def searched() -> tuple[list[Layer], Search]:
+    """A search of four models on two targets, the third taken."""
+    names = [f"stages.{i}.blocks.{i}.a_long_name.fc2" for i in range(4)]
+    rows = [(120, 2, 0.5, False), (30, 2, 0.6, False), (4, 3, 0.7, True), (9, 3, 0.8, True)]
+    trials = [
+        Trial(
+            given_back=names[:i], kl=0.1 / 4**i, lost=lost, won=won, drop_points=(lost - won) / 10,
+            drop_lower95_one_sided=(lost - won) / 10 - 1, drop_upper95_one_sided=(lost - won) / 10 + 1, holds=holds,
+            timed=[Timed(target=t, p50_ms=ratio, float_p50_ms=1.0, float_precision="f32") for t in ("here", "there")],
+            seconds=1.0,
+        )
+        for i, (lost, won, ratio, holds) in enumerate(rows)
+    ]  # fmt: skip
+    found = Search(
+        outcome="finished; int8 with 2 products in float keeps the limit", n=1000, float_top1=0.9, margin_points=2.0,
+        held_by="upper95", budget_seconds=60.0, budget_trials=9, seconds=4.0, trials=trials, chosen=2, device={},
+        costs=[Cost(name=name, kl_alone=0.02, multiply_adds=10) for name in names],
+    )  # fmt: skip
+    reasons = ["given back to float: KL 0.02 of 0.08 that all products cost alone"] * 2 + [None] * 2
+    layers = [Layer(name=name, kind="linear", reason=reason) for name, reason in zip(names, reasons, strict=True)]
+    return layers, found
 
 
 def with_long_names(report: Report) -> Report:
@@ -71,7 +97,9 @@ def test_a_phone_scrolls_tables_and_not_the_page(page: str, tmp_path: Path) -> N
 
 def test_every_chart_is_drawn(page: str) -> None:
     assert page.count("<polygon") >= 5, "a histogram for each artefact"
-    assert page.count("<polyline") == 1, "one front: both were measured on the same images"
+    assert page.count("<polyline") == 3, (
+        "one front: both were measured on the same images; and the search's two targets"
+    )
     assert page.count('<div class="share"') == 2
     assert page.count("<b") - page.count("<body") >= 5
 
@@ -83,6 +111,16 @@ def test_the_front_is_what_nothing_beats_in_both(ort_bundle: Path, openvino_bund
         assert one.front == (not beaten)
         assert 0 < one.x < 100
         assert 0 < one.y < 100
+
+
+def test_the_search_is_drawn_against_float_and_the_limit() -> None:
+    _, found = searched()
+    points = charts.searched(found, "there")
+    assert [one.number for one in points] == [0, 1, 2, 3, None]
+    assert [one.front for one in points] == [True, True, True, False, True]
+    assert [one.number for one in points if one.chosen] == [2]
+    heights = {one.number: one.y for one in points}
+    assert heights[None] < heights[2] < charts.margin_height(found, points) < heights[1] < heights[0]
 
 
 def test_an_artefact_timed_once_has_an_outline(ort_bundle: Path) -> None:

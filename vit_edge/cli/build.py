@@ -111,9 +111,12 @@ def quantize(
     data_dir: options.DataDir = None,
 ) -> None:
     """Quantize a student to int8, calibrated on its training images; what loses too much on the tune split stays float."""
+    from vit_edge.errors import UserError
     from vit_edge.report import console, quantization
 
     changes = options.overrides(set_)
+    if search_seconds == 0 and search_trials is not None:
+        raise UserError("--search-trials has no effect with --search-seconds 0", "leave out one of the two")
     if search_seconds == 0:
         changes["int8.search"] = None
     elif search_seconds is not None:

@@ -18,6 +18,7 @@ Kind = Literal["linear", "conv", "attention", "other"]
 WEIGHTED: dict[object, Kind] = {
     aten.linear.default: "linear",
     aten.conv1d.default: "conv",
+    aten.conv1d.padding: "conv",
     aten.conv2d.default: "conv",
     aten.conv2d.padding: "conv",
 }
@@ -25,13 +26,24 @@ OF_ACTIVATIONS = {aten.matmul.default, aten.bmm.default}
 OTHER = {
     aten.scaled_dot_product_attention.default,
     aten.einsum.default,
+    aten.tensordot.default,
+    aten.bilinear.default,
     aten.mm.default,
+    aten.mv.default,
     aten.addmm.default,
+    aten.addmv.default,
+    aten.addbmm.default,
     aten.baddbmm.default,
     aten.convolution.default,
+    aten.conv3d.default,
+    aten.conv3d.padding,
     aten.conv_transpose1d.default,
     aten.conv_transpose2d.input,
-    aten.conv3d.default,
+    aten.conv_transpose3d.input,
+    aten.lstm.input,
+    aten.gru.input,
+    aten.rnn_tanh.input,
+    aten.rnn_relu.input,
 }
 
 
