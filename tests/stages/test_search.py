@@ -24,6 +24,7 @@ from vit_edge.stages import int8, search
 from vit_edge.stages.search import Ground
 from vit_edge.target import Target
 
+ROOT = Path(__file__).parents[2]
 PLANTED = {"vit": {"blocks.0.mlp.fc2", "blocks.1.mlp.fc2"}, "cnn": {"mix"}}
 SEARCH = SearchConfig(max_drop_points=2.0, timing_seconds=0.02)
 PLAIN = Int8Config(equalization=(), ranges="mse", rounding="nearest", bias_correction="never", search=SEARCH)
@@ -136,7 +137,7 @@ def test_a_killed_search_goes_on_to_the_same_result_without_a_trial_repeated(tmp
     models.save(student, trained.spoilt("vit"), GEOMETRY, [str(k) for k in range(10)])
     stage(whole, student)
     call = f"from pathlib import Path; from tests.stages.test_search import stage; stage(Path({str(killed)!r}), Path({str(student)!r}), 4)"
-    ended = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     log = killed / "search.jsonl"
     before = [json.loads(line)["trial"] for line in log.read_text().splitlines() if "trial" in line]

@@ -83,7 +83,7 @@ class Search(Part):
     float_top1: float
     margin_points: float
     held_by: Literal["upper95", "drop"] = Field(
-        description="what must be within the margin; the drop itself where so few images decide no bound"
+        description="what must be within the margin; where so few images decide no bound, the drop itself, if it is no chance"
     )
     budget_seconds: float
     budget_trials: int

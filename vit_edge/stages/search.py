@@ -120,10 +120,10 @@ class _Judge:
         return metrics.paired_drop(self.float_right_N, self._right(simulation.run))
 
     def holds(self, drop: PairedDrop) -> bool:
-        """With 95 % confidence; where the images are too few for that, as it was measured."""
+        """With 95 % confidence; where the images are too few for that, unless it is beyond the margin and no chance."""
         if self.bounds_decide:
             return bool(metrics.within_margin(drop.lost, drop.won, drop.n, self.margin_points))
-        return drop.points <= self.margin_points
+        return drop.points <= self.margin_points or drop.lower95 <= 0
 
     def _right(self, run: Any) -> np.ndarray:
         return np.concatenate([metrics.answers(logits(run, images)) == labels for images, labels in self.pieces()])
