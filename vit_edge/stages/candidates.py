@@ -13,7 +13,7 @@ from torch import nn
 
 from vit_edge import metrics
 from vit_edge.export import onnx
-from vit_edge.export.lower import LOWERINGS
+from vit_edge.export.lower import lowered
 from vit_edge.progress import say
 from vit_edge.quantization import quantizer
 from vit_edge.quantization.choice import Chosen
@@ -88,7 +88,7 @@ def _timed(place: _Place, made: Canonical, seconds: float) -> Timed:
     protocol = target.protocol.model_copy(
         update={"seconds": seconds, "seconds_each": 0.0, "warmup": WARMUP, "min_queries": QUERIES}
     )
-    graph = LOWERINGS[target.runtime](onnx.with_batch(made.graph, target.batch), made.ranges)
+    graph = lowered(onnx.with_batch(made.graph, target.batch), made.ranges, target.runtime)
     with tempfile.TemporaryDirectory(prefix="vit-edge-") as scratch, ExitStack() as stack:
         files = built(place.runtime, graph, target, Path(scratch))
         session = stack.enter_context(place.runtime.open(files, target))
