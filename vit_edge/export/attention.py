@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vit_edge.export.graph import entry, initializer, name_of, only_consumer, producer, product_name
+from vit_edge.export.graph import array, entry, initializer, name_of, only_consumer, producer, product_name
 from vit_edge.quantization.ranges import STEPS, Range
 
 MICROSOFT = "com.microsoft"
@@ -19,19 +19,26 @@ UINT8_MAX = 255
 
 @dataclass(frozen=True)
 class Attention:
-    """scores: q (B, h, R, d) times kᵀ (B, h, d, T); mixed: their softmax times v (B, h, T, d)."""
+    """scores: q (B, h, R, d) times kᵀ (B, h, d, T); mixed: their softmax times v (B, h, T, d).
+
+    bias: a constant (1 or B, 1 or h, R, T) that is added to the scores.
+    """
 
     scores: ir.Node
     mixed: ir.Node
+    bias: ir.Value | None = None
 
 
 def attentions(model: ir.Model) -> list[Attention]:
-    """Every attention whose softmax stands between two products and nothing else."""
+    """Every attention whose softmax stands between two products, with one constant added to the scores at most."""
     found = []
     for softmax in [node for node in model.graph if node.op_type == "Softmax"]:
-        scores, mixed = producer(entry(softmax, 0), "MatMul"), only_consumer(softmax.outputs[0])
+        value, bias, add = entry(softmax, 0), None, producer(entry(softmax, 0), "Add")
+        if add is not None and entry(add, 1).is_initializer():
+            value, bias = entry(add, 0), entry(add, 1)
+        scores, mixed = producer(value, "MatMul"), only_consumer(softmax.outputs[0])
         if scores is not None and mixed is not None and mixed.op_type == "MatMul":
-            found.append(Attention(scores, mixed))
+            found.append(Attention(scores, mixed, bias))
     return found
 
 
@@ -41,19 +48,18 @@ def fuse_attention(model: ir.Model, _: Mapping[str, Range]) -> None:
     Its CPU kernel needs no transposed copies, and its softmax stays in the cache.
     """
     for found in attentions(model):
+        queries, scale = _unscaled(entry(found.scores, 0))
         sources = [
-            _before_heads(value, order)
-            for value, order in (
-                (entry(found.scores, 0), SPLIT),
-                (entry(found.scores, 1), SPLIT_TRANSPOSED),
-                (entry(found.mixed, 1), SPLIT),
-            )
+            _before_heads(queries, SPLIT),
+            _before_heads(entry(found.scores, 1), SPLIT_TRANSPOSED),
+            _before_heads(entry(found.mixed, 1), SPLIT),
         ]
         last, heads = _joined_heads(found.mixed), _heads(found.scores)
         if last is None or heads is None or None in sources:
             continue
-        attributes = {"num_heads": heads, "scale": 1.0}
-        node = own_operator(model, "MultiHeadAttention", sources, attributes, f"{found.mixed.name}/MultiHeadAttention")
+        inputs = sources if found.bias is None else [*sources, None, None, found.bias]
+        attributes = {"num_heads": heads, "scale": scale}
+        node = own_operator(model, "MultiHeadAttention", inputs, attributes, f"{found.mixed.name}/MultiHeadAttention")
         model.graph.insert_before(last, node)
         last.outputs[0].replace_all_uses_with(node.outputs[0])
 
@@ -116,13 +122,27 @@ def _quantize(model: ir.Model, product: ir.Node, index: int, ranges: Mapping[str
     product.replace_input_with(index, dequantize.outputs[0])
 
 
+def _unscaled(value: ir.Value) -> tuple[ir.Value, float]:
+    """Queries before a constant factor, and that factor."""
+    mul = producer(value, "Mul")
+    if mul is None or not entry(mul, 1).is_initializer() or array(entry(mul, 1)).size != 1:
+        return value, 1.0
+    return entry(mul, 0), float(array(entry(mul, 1)).item())
+
+
 def _before_heads(value: ir.Value, order: tuple[int, ...]) -> ir.Value | None:
-    """(B, T, D), from what was cut into heads and turned in this order."""
-    transpose = producer(value, "Transpose")
-    if transpose is None or tuple(transpose.attributes["perm"].as_ints()) != order:
+    """(B, T, D), from what was cut into heads and turned into this order, perhaps in two steps."""
+    turned = (0, 1, 2, 3)
+    while (transpose := producer(value, "Transpose")) is not None:
+        step = transpose.attributes["perm"].as_ints()
+        if len(step) != 4:
+            return None
+        turned = tuple(step[axis] for axis in turned)
+        value = entry(transpose, 0)
+    cut = producer(value, "Reshape")
+    if turned != order or cut is None or _rank(entry(cut, 0)) != 3:
         return None
-    cut = producer(entry(transpose, 0), "Reshape")
-    return entry(cut, 0) if cut is not None and _rank(entry(cut, 0)) == 3 else None
+    return entry(cut, 0)
 
 
 def _joined_heads(mixed: ir.Node) -> ir.Node | None:

@@ -2,7 +2,10 @@
 
 import numpy as np
 import onnx_ir as ir
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
+OPSET = 20
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 
 
@@ -33,6 +36,30 @@ def array(value: ir.Value) -> np.ndarray:
     """The numbers of a constant."""
     assert value.const_value is not None
     return value.const_value.numpy()
+
+
+def constant_of(value: ir.Value) -> np.ndarray | None:
+    """The numbers that a value always has, computed where it hangs on constants alone; None for any other."""
+    if value.is_initializer():
+        return array(value)
+    node = value.producer()
+    if node is None or not node.inputs:
+        return None
+    given = {one: constant_of(one) for one in node.inputs if one is not None}
+    if any(numbers is None for numbers in given.values()):
+        return None
+    return _evaluated(node, {name_of(one): numbers for one, numbers in given.items() if numbers is not None})
+
+
+def _evaluated(node: ir.Node, given: dict[str, np.ndarray]) -> np.ndarray:
+    types = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(numbers.dtype), numbers.shape)
+        for name, numbers in given.items()
+    ]
+    made = helper.make_empty_tensor_value_info(name_of(node.outputs[0]))
+    graph = helper.make_graph([ir.to_proto(node)], "constant", types, [made])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
+    return np.asarray(ReferenceEvaluator(model).run(None, given)[0])  # type: ignore[arg-type]
 
 
 def scalar(value: ir.Value) -> float:

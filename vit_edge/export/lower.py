@@ -26,6 +26,7 @@ from vit_edge.export.graph import (
 from vit_edge.export.integer import integer_products
 from vit_edge.export.moves import quantize_before_moves
 from vit_edge.export.onnx import INPUT, tidy
+from vit_edge.export.windows import add_bias_once, drop_empty_pads, unpack_heads
 from vit_edge.quantization.ranges import STEPS, Range
 
 Ranges = Mapping[str, Range]
@@ -67,17 +68,19 @@ def in_quantized_operators(model: ir.Model, ranges: Ranges) -> None:
         quantize_bias(model, node)
 
 
+WINDOWS: tuple[Rewrite, ...] = (drop_empty_pads, add_bias_once, unpack_heads)
 # Runtime → name of a variant → its rewrites, in order. The first is taken where nothing is measured; `--tune` tries all.
 LOWERINGS: dict[str, dict[str, tuple[Rewrite, ...]]] = {
     "onnxruntime": {
-        "own operators": (in_uint8, integer_products, in_quantized_operators, fuse_attention),
+        "own operators": (*WINDOWS, in_uint8, integer_products, in_quantized_operators, fuse_attention),
         "own operators, plain attention": (in_uint8, integer_products, in_quantized_operators),
         "standard operators": (in_uint8, in_quantized_operators),
     },
     "openvino": {
-        "float attention": (quantize_before_moves, multiply_by_transposed),
-        "int8 scores": (quantize_before_moves, quantize_scores),
-        "int8 attention": (quantize_before_moves, quantize_scores, quantize_mixing),
+        "float attention": (drop_empty_pads, add_bias_once, quantize_before_moves, multiply_by_transposed),
+        "float attention, quantized late": (drop_empty_pads, add_bias_once, multiply_by_transposed),
+        "int8 scores": (drop_empty_pads, add_bias_once, quantize_before_moves, quantize_scores),
+        "int8 attention": (drop_empty_pads, add_bias_once, quantize_before_moves, quantize_scores, quantize_mixing),
         "canonical": (),
     },
     "tensorrt": {"canonical": ()},
