@@ -16,8 +16,11 @@ import torch
 from side_by_side.images import as_planes, shaded_images
 from side_by_side.models import CLASSES, Case, classifier, timms
 from vit_edge.export import onnx
+from vit_edge.export.lower import lowered
 from vit_edge.models.classifier import save
+from vit_edge.quantization import ranges
 from vit_edge.recipe import Int8Config, Limits
+from vit_edge.runtimes import registry
 from vit_edge.stages import export, int8
 from vit_edge.target import load as load_target
 
@@ -35,6 +38,21 @@ def ours(runtime: str, part: str, tune: bool = False) -> Maker:
     def make(case: Case, path: Path, shared: Path) -> None:
         bundle = _bundle(case, runtime, shared, tune)
         for file in sorted((bundle / part).iterdir()):
+            os.link(file, path.with_suffix(file.suffix))
+
+    return make
+
+
+def ours_lowered(runtime: str, variant: str) -> Maker:
+    """Our int8 by one of the ways that `--tune` tries."""
+
+    def make(case: Case, path: Path, shared: Path) -> None:
+        stage = _int8_stage(case, shared)
+        canonical = onnx.with_batch(onnx.load(stage / "int8.onnx"), case.batch)
+        graph = lowered(canonical, ranges.read(stage / "ranges.json"), runtime, variant)
+        onnx.save(graph, path.with_suffix(".onnx"))
+        target = load_target(runtime).model_copy(update={"batch": case.batch})
+        for file in registry.load(runtime).build(path.with_suffix(".onnx"), target, shared / path.stem):
             os.link(file, path.with_suffix(file.suffix))
 
     return make

@@ -98,7 +98,7 @@ def test_unsigned_activations_compute_the_same(tmp_path: Path) -> None:
 
 def test_pixels_go_into_onnxruntime_as_uint8() -> None:
     graph = lowered("vit", "onnxruntime", variant=STANDARD)
-    first = next(iter(graph))
+    first = next(iter(graph.graph))
     assert not {"Cast", "Sub"} & {node.op_type for node in graph.graph}
     assert first.inputs[0] is not None
     (projection,) = (node for node in products(graph) if product_name(node) == "patch_embed.proj")

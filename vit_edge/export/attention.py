@@ -132,7 +132,7 @@ def _unscaled(value: ir.Value) -> tuple[ir.Value, float]:
 
 def _before_heads(value: ir.Value, order: tuple[int, ...]) -> ir.Value | None:
     """(B, T, D), from what was cut into heads and turned into this order, perhaps in two steps."""
-    turned = (0, 1, 2, 3)
+    turned: tuple[int, ...] = (0, 1, 2, 3)
     while (transpose := producer(value, "Transpose")) is not None:
         step = transpose.attributes["perm"].as_ints()
         if len(step) != 4:

@@ -59,7 +59,8 @@ def _evaluated(node: ir.Node, given: dict[str, np.ndarray]) -> np.ndarray:
     made = helper.make_empty_tensor_value_info(name_of(node.outputs[0]))
     graph = helper.make_graph([ir.to_proto(node)], "constant", types, [made])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    return np.asarray(ReferenceEvaluator(model).run(None, given)[0])  # type: ignore[arg-type]
+    (found,) = ReferenceEvaluator(model).run(None, given)  # type: ignore[arg-type,misc]
+    return np.asarray(found)
 
 
 def scalar(value: ir.Value) -> float:
