@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import typer
 
 from vit_edge import __version__
-from vit_edge.cli import build, device, inside
+from vit_edge.cli import build, device, fit, inside
 from vit_edge.errors import UserError
 from vit_edge.safety.documents import printable
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command()(build.run)
 app.command()(build.train)
 app.command()(build.distill)
+app.command()(fit.fit)
 app.command()(build.quantize)
 app.command()(build.reference)
 app.command()(build.export)
