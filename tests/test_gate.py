@@ -100,12 +100,18 @@ def test_what_is_undecided_counts_as_the_limits_say(counts_as: str | None, expec
 @pytest.mark.parametrize(("name", "share"), [("mlperf-99", 0.99), ("mlperf-99.9", 0.999), ("mobile-98", 0.98)])
 def test_a_preset_replaces_the_limits_on_accuracy_and_is_named(name: str, share: float) -> None:
     held = gate.HeldLimits(
-        [("bundle", {"max_drop_points": 0.3}), gate.preset(name), ("command line", {"min_top1": 0.5})]
+        [
+            ("bundle", {"max_drop_points": 0.3, "min_agreement": 0.98, "max_p90_ms": 5.0}),
+            gate.preset(name),
+            ("command line", {"min_top1": 0.5}),
+        ]
     )
     assert {one.name: (one.value, one.origin) for one in held.listed()} == {
         "max_drop_points": (None, f"preset {name}"),
         "min_relative_top1": (share, f"preset {name}"),
+        "min_agreement": (None, f"preset {name}"),
         "min_top1": (0.5, "command line"),
+        "max_p90_ms": (5.0, "bundle"),
     }
 
 

@@ -64,24 +64,28 @@ print(json.dumps({name: size_bytes(name) for name in ours}))
 """
 
 
-def test_a_device_installs_one_runtime_and_gates_a_bundle(wheel: Path, ort_bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("runtime", "made"), [("onnxruntime", "ort_bundle"), ("openvino", "openvino_bundle")])
+def test_a_device_installs_one_runtime_and_gates_a_bundle(
+    wheel: Path, request: pytest.FixtureRequest, tmp_path: Path, runtime: str, made: str
+) -> None:
     """In an empty environment: no torch, at most 30 MB beyond the runtime, and `gate` works."""
+    bundle = request.getfixturevalue(made)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[onnxruntime]"]
+    install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[{runtime}]"]
     installed = subprocess.run(install, capture_output=True, text=True)
     if installed.returncode:
-        missing("onnxruntime", f"pip cannot install here: {installed.stderr[-200:]}")
-    measured = subprocess.run([python, "-c", MEASURE, "onnxruntime"], check=True, capture_output=True, text=True)
+        missing(runtime, f"pip cannot install here: {installed.stderr[-200:]}")
+    measured = subprocess.run([python, "-c", MEASURE, runtime], check=True, capture_output=True, text=True)
     sizes = json.loads(measured.stdout)
     assert sum(sizes.values()) <= 30e6, sizes
     assert not {"torch", "numpy", "pillow", "pyyaml"} & {name.lower() for name in sizes}
     arguments = ("--max-drop", "5", "--min-relative-top1", "0.9", "--html", tmp_path / "gate.html")
-    gate = [python, "-m", "vit_edge", "gate", ort_bundle, *arguments]
+    gate = [python, "-m", "vit_edge", "gate", bundle, *arguments]
     done = subprocess.run(gate, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for command in ("doctor", "targets", "train", "predict"):
-        arguments = [ort_bundle, "x.png"] if command == "predict" else []
+        arguments = [bundle, "x.png"] if command == "predict" else []
         done = subprocess.run(
             [python, "-m", "vit_edge", command, *arguments], capture_output=True, text=True, cwd=tmp_path
         )
@@ -95,7 +99,18 @@ def test_a_gate_starts_without_what_it_does_not_need_yet(tmp_path: Path) -> None
         "try:\n    main()\nexcept SystemExit:\n    print(*sys.modules)\n"
     )
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path)
-    late = {"psutil", "PIL", "yaml", "jinja2", "rich.console", "rich.progress", "onnxruntime", "filelock", "torch"}
+    late = {
+        "psutil",
+        "PIL",
+        "yaml",
+        "jinja2",
+        "rich.console",
+        "rich.progress",
+        "onnxruntime",
+        "openvino",
+        "filelock",
+        "torch",
+    }
     assert not late & set(loaded.stdout.split())
 
 

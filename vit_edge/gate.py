@@ -23,6 +23,7 @@ SEVERITY: tuple[Verdict, ...] = ("fail", "unmeasured", "undecided")
 # Least share of the reference's top-1. MLPerf Inference: 99 % of the f32 reference, 99.9 % in its stricter division;
 # MLPerf Mobile: 98 %. Only the limit is theirs: an MLPerf result also needs their models, data and rules.
 PRESETS = {"mlperf-99": 0.99, "mlperf-99.9": 0.999, "mobile-98": 0.98}
+ACCURACY_LIMITS = ("max_drop_points", "min_relative_top1", "min_agreement", "min_top1")
 
 PARITY_TOLERANCE = 1e-3
 PARITY_AGREEMENT = 0.995
@@ -53,10 +54,10 @@ def changed(limits: Limits) -> dict[str, Any]:
 
 
 def preset(name: str) -> tuple[str, dict[str, Any]]:
-    """A layer of limits for HeldLimits by its name in PRESETS."""
+    """A layer for HeldLimits by its name in PRESETS: its limit on accuracy in place of every one before it."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    return f"preset {name}", {"max_drop_points": None, "min_relative_top1": PRESETS[name]}
+    return f"preset {name}", {**dict.fromkeys(ACCURACY_LIMITS), "min_relative_top1": PRESETS[name]}
 
 
 def settled(checks: Sequence[Check], limits: Limits) -> list[Check]:
