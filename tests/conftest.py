@@ -74,8 +74,8 @@ def make_bundle(tmp_path_factory: pytest.TempPathFactory, tiny: TinyModel, tiny_
         folder, runtime = tmp_path_factory.mktemp("bundle"), registry.load(aimed.runtime)
         models = tmp_path_factory.mktemp("onnx")
         onnx_files = {
-            "int8": tiny.save(models / "int8.onnx", batch=aimed.batch, int8=True, **(int8 or {})),
-            "float": float_model.save(models / "float.onnx", batch=aimed.batch),
+            "int8": tiny.save(models / "int8.onnx", batch=aimed.fixed_batch, int8=True, **(int8 or {})),
+            "float": float_model.save(models / "float.onnx", batch=aimed.fixed_batch),
         }
         files = {kind: runtime.build(path, aimed, folder / kind) for kind, path in onnx_files.items()}
         names = {kind: [path.relative_to(folder).as_posix() for path in paths] for kind, paths in files.items()}

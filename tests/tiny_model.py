@@ -45,8 +45,8 @@ class TinyModel:
         """float32 (N, 10): the reference, computed in numpy."""
         return (self._features(images_NHWC)[-1] @ self.head + self.head_bias).astype(np.float32)
 
-    def save(self, path: Path, *, int8: bool = False, batch: int = 1, conv_in_float: bool = False, operator: str = "Relu") -> Path:  # fmt: skip
-        """Writes the ONNX file. conv_in_float: leave the convolution out of int8; operator: the first activation's."""
+    def save(self, path: Path, *, int8: bool = False, batch: int | None = 1, conv_in_float: bool = False, operator: str = "Relu") -> Path:  # fmt: skip
+        """Writes the ONNX file. batch: None leaves it open; conv_in_float: leave the convolution out of int8; operator: the first activation's."""
         images_NHWC, _ = digits()
         flat, hidden = (np.abs(part).max() / 127 for part in self._features(images_NHWC[:1200]))
         graph = _Graph(int8)
@@ -100,9 +100,9 @@ class _Graph:
             inputs.append(self.constant(f"{name}_bias", bias))
         self.node(operator, inputs, f"{name}_out", name, **attributes)
 
-    def model(self, batch: int) -> onnx.ModelProto:
-        images = helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, [batch, SIDE, SIDE, 3])
-        logits = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [batch, 10])
+    def model(self, batch: int | None) -> onnx.ModelProto:
+        images = helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, [batch or "batch", SIDE, SIDE, 3])
+        logits = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [batch or "batch", 10])
         graph = helper.make_graph(self.nodes, "tiny", [images], [logits], self.constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 

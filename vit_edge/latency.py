@@ -96,7 +96,7 @@ def check(found: Latency, limits: Limits) -> Check:
     With noise, what was found is an interval: kept when all of it is within the limit, broken when all is beyond.
     """
     held = _held(found, limits)
-    told = "; ".join([_told(found), *_told_conditions(found)])
+    told = "; ".join([_told(found), _told_offline(found), *_told_conditions(found)])
     if not held:
         return Check(name="latency", verdict="pass", detail=f"{told}; no limit is set")
     verdicts = [verdict for verdict, _ in held]
@@ -142,6 +142,19 @@ def _told(found: Latency) -> str:
     if found.recommended == "float":
         told += f"; int8 is not {WORTH:g} times as fast here: ship the float artefact in {found.float_precision}"
     return told
+
+
+def _told_offline(found: Latency) -> str:
+    """int8's throughput, how it was reached, and what would allow more."""
+    best = next(one for one in found.artefacts if one.name == "int8").offline
+    sessions = "one session" if best.streams == 1 else f"{best.streams} sessions side by side"
+    told = f"offline {best.images_per_second:.3g} images/s"
+    if not best.open_batch:
+        return (
+            f"{told} at the file's fixed batch of {best.batch}, {sessions}: export --dynamic-batch allows larger ones"
+        )
+    batches = ", ".join(str(batch) for batch in sorted({way.batch for way in best.tried}))
+    return f"{told} at batch {best.batch}, {sessions}, the best of {batches}"
 
 
 def _told_conditions(found: Latency) -> list[str]:

@@ -105,6 +105,8 @@ class Pipeline:
         profiles: dict[str, tuple[Target, recipes.TargetRequest]] = {}
         for request in self.recipe.targets:
             target = targets.load(request.name)
+            if request.dynamic_batch is not None:
+                target = target.model_copy(update={"dynamic_batch": request.dynamic_batch})
             if target.name in profiles:
                 also = profiles[target.name][1].name
                 raise UserError(

@@ -254,6 +254,7 @@ class TargetRequest(Settings):
     name: str
     required: bool = Field(True, description="whether its verdict counts in the exit code of `run`")
     tune: bool = Field(False, description="measure the runtime's lowerings on this device and keep the fastest")
+    dynamic_batch: bool | None = Field(None, description="leave the files' batch open; null: as the profile says")
     limits: LatencyLimits = LatencyLimits()
 
 

@@ -40,6 +40,9 @@ class Target(Settings):
     )
     threads: int | None = Field(None, gt=0, le=1024, description="threads of one inference; null: every physical core")
     batch: int = Field(1, gt=0, le=4096)
+    dynamic_batch: bool = Field(
+        False, description="leave the files' batch open; `batch` is then what a session is opened for"
+    )
     reduced_range: bool = Field(
         False,
         description="bring int8 with weights of seven bits too, for an x86 CPU without VNNI, where eight saturate",
@@ -48,6 +51,11 @@ class Target(Settings):
         (), description="TensorRT: the GPU architectures that the graph is built for as a proof, e.g. 8.7"
     )
     protocol: Protocol = Protocol()
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """What the files' batch is; None where it is open."""
+        return None if self.dynamic_batch else self.batch
 
 
 GENERIC = {

@@ -1,5 +1,6 @@
 """The building commands as a user types them: what they leave behind, and what they refuse in two lines."""
 
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,10 @@ def test_train_quantize_reference_export(vit_edge: Cli, tmp_path: Path) -> None:
     for name in ("onnxruntime", "openvino"):
         assert f"bundle: runs/vit_ti16-digits/export/{name}/bundle" in out
         assert (tmp_path / "runs/vit_ti16-digits/export" / name / "bundle" / "bundle.json").is_file()
+    manifest = Path("runs/vit_ti16-digits/export/openvino/bundle/bundle.json")
+    for option, is_open in (("--dynamic-batch", True), ("--static-batch", False)):
+        assert vit_edge("export", "--target", "openvino", option)[0] == 0
+        assert json.loads(manifest.read_text())["target"]["dynamic_batch"] is is_open
     refused(vit_edge("export", "--target", "onnx", "--sign", "no.pem"), "no.pem is not there", "openssl genpkey")
     (tmp_path / "key.pem").write_bytes(private_key())
     code, out, err = vit_edge("export", "--target", "onnx", "--sign", "key.pem")

@@ -18,13 +18,11 @@ from vit_edge.target import Target
 from vit_edge.target import load as load_target
 
 KINDS = pytest.mark.parametrize("kind", ["vit", "cnn"])
-BATCHES = pytest.mark.parametrize("batch", [1, 4])
-
-
+BATCHES = pytest.mark.parametrize("batch", [1, 4, None], ids=["1", "4", "open"])
 STANDARD = "standard operators"
 
 
-def lowered(kind: str, runtime: str, batch: int = 1, variant: str | None = None) -> ir.Model:
+def lowered(kind: str, runtime: str, batch: int | None = 1, variant: str | None = None) -> ir.Model:
     return lower.lowered(onnx.with_batch(built(kind).canonical, batch), built(kind).by_value, runtime, variant)
 
 
@@ -33,15 +31,17 @@ def variants(*runtimes: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("runtime", "variant"), [(r, name) for r in runtimes for name in lower.LOWERINGS[r]])
 
 
-def target(runtime: str, batch: int = 1) -> Target:
-    return load_target(runtime).model_copy(update={"threads": 1, "batch": batch})
+def target(runtime: str, batch: int = 1, is_open: bool = False) -> Target:
+    fields = {"threads": 1, "batch": batch, "dynamic_batch": is_open}
+    return load_target(runtime).model_copy(update=fields)
 
 
 def ran(model: ir.Model, runtime: str, folder: Path, sample: np.ndarray) -> tuple[np.ndarray, Coverage]:
     """Logits and coverage as the device would get them: built, opened and run by the target's runtime."""
     path = folder / "graph.onnx"
     onnx.save(model, path)
-    aimed, loaded = target(runtime, len(sample)), registry.load(runtime)
+    is_open = not isinstance((model.graph.inputs[0].shape or [None])[0], int)
+    aimed, loaded = target(runtime, len(sample), is_open), registry.load(runtime)
     with loaded.open(loaded.build(path, aimed, folder / "built"), aimed) as session:
         return session.run(sample), session.coverage()
 
@@ -57,9 +57,9 @@ def assert_int8(found: Built, coverage: Coverage, *, named: bool, attention: int
 
 @KINDS
 @BATCHES
-def test_onnxruntime_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: Path) -> None:
+def test_onnxruntime_runs_every_layer_in_int8(kind: str, batch: int | None, tmp_path: Path) -> None:
     require("onnxruntime", "onnxruntime")
-    sample = images(batch, seed=4)
+    sample = images(batch or 3, seed=4)
     _, coverage = ran(lowered(kind, "onnxruntime", batch, STANDARD), "onnxruntime", tmp_path, sample)
     kinds = Counter(product.kind for product in coverage.products if product.is_int8)
     layers = Counter(product.kind for product in built(kind).products)
@@ -71,10 +71,10 @@ def test_onnxruntime_runs_every_layer_in_int8(kind: str, batch: int, tmp_path: P
 @BATCHES
 @variants("onnxruntime", "openvino")
 def test_every_lowering_runs_every_layer_in_int8_and_answers_like_float(
-    kind: str, batch: int, runtime: str, variant: str, tmp_path: Path
+    kind: str, batch: int | None, runtime: str, variant: str, tmp_path: Path
 ) -> None:
     require(runtime, runtime)
-    found, sample = built(kind), images(batch, seed=4)
+    found, sample = built(kind), images(batch or 3, seed=4)
     logits_BK, coverage = ran(lowered(kind, runtime, batch, variant), runtime, tmp_path, sample)
     attention = [product for product in found.products if product.kind == "attention"]
     in_int8 = {"int8 scores": len(attention) // 2, "int8 attention": len(attention)}.get(variant, 0)

@@ -116,6 +116,18 @@ def test_a_fixed_batch_leaves_no_shape_arithmetic(kind: str) -> None:
     )
 
 
+@KINDS
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_open_batch_takes_any_number_and_leaves_the_pixels_one_reader(kind: str, batch: int) -> None:
+    found, sample = built(kind), images(batch, seed=3)
+    graph = onnx.with_batch(found.floats, None)
+    (given,) = graph.graph.inputs
+    assert str(given.shape) == f"[batch,{SIDE},{SIDE},3]"
+    assert [node.op_type for node in given.consumers()] == ["Cast"]
+    assert operators(graph) == operators(found.floats)
+    assert worst(run_onnx(graph, sample), logits_of(found.classifier, sample)) < 1e-4
+
+
 def test_a_model_of_timm_is_exported() -> None:
     import timm
 

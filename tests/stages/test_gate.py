@@ -50,6 +50,25 @@ def test_int8_is_timed_beside_every_float_precision_of_the_device(openvino_bundl
     assert report.latency.float_precision == best.name
 
 
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_an_open_batch_is_tried_in_larger_ones_for_throughput(make_bundle: MakeBundle, runtime: str) -> None:
+    report = gate_bundle(make_bundle(runtime, target_fields={"dynamic_batch": True}), limits=LOOSE).report
+    assert report.latency is not None
+    offline = report.latency.artefacts[0].offline
+    assert offline.open_batch
+    assert [way.batch for way in offline.tried][:2] == [1, 8]
+    assert offline.images_per_second == max(way.images_per_second for way in offline.tried)
+    assert f"images/s at batch {offline.batch}, one session, the best of 1, 8" in report.checks[-1].detail
+
+
+def test_a_fixed_batch_says_what_its_throughput_was_measured_at(any_bundle: Path) -> None:
+    report = gate_bundle(any_bundle, limits=LOOSE).report
+    assert (
+        "at the file's fixed batch of 1, one session: export --dynamic-batch allows larger ones"
+        in report.checks[-1].detail
+    )
+
+
 def test_the_json_has_what_others_rely_on(ort_bundle: Path) -> None:
     found = json.loads(gate_bundle(ort_bundle).report.to_json())
     assert found["schema"] == "vit-edge/gate/1"

@@ -157,6 +157,10 @@ def export(
             "--tune", help="Measure the runtime's lowerings on this device, keep the fastest that answers as well."
         ),
     ] = False,
+    dynamic_batch: Annotated[
+        bool | None,
+        typer.Option("--dynamic-batch/--static-batch", help="Leave the batch open in the files, or fix it."),
+    ] = None,
     sign: Annotated[
         Path | None, typer.Option("--sign", metavar="KEY", help="Sign the bundles, as `vit-edge sign --key KEY` does.")
     ] = None,
@@ -170,7 +174,10 @@ def export(
     if sign is not None:
         signature.sign(b"", sign)  # that a key is none is better known before the work
     names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
-    pipeline = _continue(model, data, "export", device, data_dir, targets=names, tune=tune)
+    asked: dict[str, Any] = {"tune": True} if tune else {}
+    if dynamic_batch is not None:
+        asked["dynamic_batch"] = dynamic_batch
+    pipeline = _continue(model, data, "export", device, data_dir, targets=names, asked=asked)
     for name in pipeline.only or ():
         path = pipeline.done[f"export/{name}"] / "bundle"
         if sign is not None:
@@ -254,27 +261,24 @@ def _continue(
     device: str | None,
     data_dir: Path | None,
     targets: list[str] | None = None,
-    tune: bool = False,
+    asked: dict[str, Any] | None = None,
     changes: dict[str, Any] | None = None,
 ) -> Any:
     """Goes on from a run, or from a model's folder, up to `until`.
 
-    targets: to export to, which the recipe need not name. tune: theirs, whatever the recipe says. changes: of the
+    targets: to export to, which the recipe need not name. asked: of them, whatever the recipe says. changes: of the
     recipe, dotted key → value.
     """
     from vit_edge import recipe as recipes
+    from vit_edge.errors import UserError
     from vit_edge.pipeline import Pipeline
 
     folder = Path(model) if model else _newest_run()
     if (folder / "recipe.yaml").is_file():
         recipe = recipes.load(folder / "recipe.yaml", changes)
         if data is not None and data != recipe.data.spec:
-            from vit_edge.errors import UserError
-
             raise UserError(f"the run {folder} was made from {recipe.data.spec}, not from {data}", "leave --data out")
     elif not (folder / "model.json").is_file():
-        from vit_edge.errors import UserError
-
         raise UserError(
             f"{folder} is no run and no model", "give a folder with recipe.yaml or model.json, such as runs/NAME"
         )
@@ -289,7 +293,7 @@ def _continue(
     typer.echo(f"run: {folder}", err=True)
     only = None
     if targets is not None:
-        recipe, only = _with_targets(recipe, targets, {"tune": True} if tune else {})
+        recipe, only = _with_targets(recipe, targets, asked or {})
     pipeline = Pipeline(recipe, folder, device, data_dir, only=only)
     pipeline.run(until)
     return pipeline

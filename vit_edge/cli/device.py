@@ -53,8 +53,8 @@ def gate(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="mlperf-99, mlperf-99.9, mobile-98: at least 99, 99.9, 98 % of the reference's top-1, in place of the "
-            "limits on accuracy that the bundle brings.",
+            help="mlperf-99, mlperf-99.9, mobile-98: at least 99, 99.9, 98 % of the reference's top-1, in place of every "
+            "limit on accuracy that the bundle brings or that stands by default.",
         ),
     ] = None,
     min_speedup: Annotated[
@@ -191,6 +191,9 @@ def predict(
     snippet: Annotated[
         bool, typer.Option("--snippet", help="Print a program that runs the model without vit-edge.")
     ] = False,
+    language: Annotated[
+        Literal["python", "cpp"] | None, typer.Option("--language", help="The program's; default: python.")
+    ] = None,
     expect_sha256: ExpectSha256 = None,
     require_signature: RequireSignature = None,
     as_json: AsJson = False,
@@ -202,8 +205,10 @@ def predict(
     from vit_edge.stages.snippet import program
 
     if snippet:
-        typer.echo(program(bundle, Trust(expect_sha256, require_signature)), nl=False)
+        typer.echo(program(bundle, Trust(expect_sha256, require_signature), language or "python"), nl=False)
         return
+    if language:
+        raise UserError("--language has no effect without --snippet", "give --snippet too, or leave it out")
     if not images:
         raise UserError("predict needs at least one image", "name image files after the bundle, or give --snippet")
     answers = predict_images(bundle, images, top, Trust(expect_sha256, require_signature))

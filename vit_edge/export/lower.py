@@ -1,4 +1,4 @@
-"""From the canonical int8 graph to the one that each runtime is fast with. All take a graph of fixed batch size.
+"""From the canonical int8 graph to the one that each runtime is fast with. All take a graph of fixed or of open batch size.
 
 A lowering may use a recorded range or leave it, never make one up.
 """

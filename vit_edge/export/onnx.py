@@ -22,14 +22,14 @@ from vit_edge.quantization.products import PREFIX, Product, name_in
 from vit_edge.quantization.ranges import Range
 
 OPSET = 20
-INPUT, OUTPUT = "images", "logits"
+INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def to_onnx(graph_module: nn.Module, image_size: int) -> ir.Model:
     """The graph, float or converted to int8, with a free batch size."""
     example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
-    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    batch = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -51,12 +51,17 @@ def clean(model: ir.Model) -> ir.Model:
     for node in products(model):
         own_parameters(model, node)
     tidy(model)
-    forget_shapes(model, "batch")
+    forget_shapes(model, BATCH)
     return model
 
 
-def with_batch(model: ir.Model, batch: int) -> ir.Model:
-    """A copy for exactly `batch` images: shapes are constants, and what hangs on them alone is computed now."""
+def with_batch(model: ir.Model, batch: int | None) -> ir.Model:
+    """A copy for exactly `batch` images: shapes are constants, and what hangs on them alone is computed now.
+
+    None: for any number, in a dimension named BATCH; nothing but pixels hangs on the input.
+    """
+    if batch is None:
+        return with_open_batch(model)
     fixed = model.clone()
     forget_shapes(fixed, batch)
     optimizer.optimize(fixed, num_iterations=4)
@@ -64,6 +69,20 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
         own_parameters(fixed, node)
     tidy(fixed)
     return passes.ShapeInferencePass()(fixed).model
+
+
+def with_open_batch(model: ir.Model) -> ir.Model:
+    """A copy in which the number of images, where a node asks for it, comes from the tokens that it is wanted for.
+
+    Runtimes and lowerings then find the pixels' own reader alone behind the input.
+    """
+    free = model.clone()
+    (images,) = free.graph.inputs
+    for shape in [node for node in images.consumers() if node.op_type == "Shape"]:
+        shape.replace_input_with(0, _companion(shape))
+    free.graph.sort()
+    forget_shapes(free, BATCH)
+    return passes.ShapeInferencePass()(free).model
 
 
 def save(model: ir.Model, path: Path) -> None:
@@ -153,6 +172,18 @@ def forget_shapes(model: ir.Model, batch: int | str) -> None:
     for value in (*model.graph.inputs, *model.graph.outputs):
         assert value.shape is not None
         value.shape = ir.Shape([batch, *list(value.shape)[1:]])
+
+
+def _companion(node: ir.Node) -> ir.Value:
+    """The first value, no constant, that joins what comes of a node further on."""
+    made = node.outputs[0]
+    while True:
+        (reader,) = made.consumers()
+        others = [value for value in reader.inputs if value is not None and value is not made]
+        found = next((value for value in others if not value.is_initializer()), None)
+        if found is not None:
+            return found
+        made = reader.outputs[0]
 
 
 def _module_path(node: ir.Node) -> str:

@@ -93,13 +93,20 @@ class Accuracy(Part):
     flips: list[Flip] = Field(description="up to 100 of them, those that were right first")
 
 
-class Offline(Part):
-    """Throughput with as many images at hand as it takes: the best of a few ways to run them."""
+class Throughput(Part):
+    """What one way to run many images gives."""
 
     images_per_second: float
     noise: float = Field(description="half the width of its 95 % interval, as a share of it")
     batch: int = Field(description="images of one query")
     streams: int = Field(description="sessions side by side, which share the target's threads")
+
+
+class Offline(Throughput):
+    """Throughput with as many images at hand as it takes: the best of a few ways to run them."""
+
+    open_batch: bool = Field(False, description="whether the file takes other batches, so that larger ones were tried")
+    tried: list[Throughput] = Field([], description="every way that was tried, the best among them")
 
 
 class Artefact(Part):
@@ -119,7 +126,10 @@ class Artefact(Part):
     first_ms: float = Field(description="the first query, which may still prepare something")
     warmup: int = Field(description="queries before the timed ones")
     steady: bool = Field(description="whether the latency had settled by then")
-    memory_bytes: int | None = Field(description="the most that opening and the first query took; null: not told here")
+    memory_bytes: int | None = Field(
+        description="the most that opening and the first query took, the runtime's own start included for int8, which is "
+        "opened first; null: not told here"
+    )
     size_bytes: int
 
 

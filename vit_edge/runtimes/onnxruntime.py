@@ -16,6 +16,7 @@ from vit_edge.runtimes.base import Coverage, Probe, Product, batch_of_graph, che
 from vit_edge.target import Target
 
 PROVIDER = "CPUExecutionProvider"
+BATCH = "batch"  # what an exported graph calls its open dimension
 INPUT_TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 INT8_KINDS = {
     "QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger", "ConvInteger",
@@ -64,7 +65,7 @@ class OnnxRuntimeSession:
         self._input, self._input_shape = given.name, given.shape
         self._input_type = INPUT_TYPES.get(given.type, given.type)
         self._batch = batch_of_graph(given.shape[0], target)
-        self._open_batch = not isinstance(given.shape[0], int)
+        self._open_batch = target.dynamic_batch or not isinstance(given.shape[0], int)
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
         pieces = [self._ran(self._session, piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
@@ -109,6 +110,8 @@ class OnnxRuntimeSession:
         options = self._library.SessionOptions()
         options.intra_op_num_threads = machine.threads(self._target)
         options.inter_op_num_threads = 1
+        if self._target.dynamic_batch:  # fixed here, it is as fast as in the file
+            options.add_free_dimension_override_by_name(BATCH, self._target.batch)
         options.log_severity_level = 4  # its warnings speak to the graph's author, its errors are raised too
         for key, value in self._entries.items():
             options.add_session_config_entry(key, value)

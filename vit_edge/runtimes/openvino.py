@@ -62,10 +62,11 @@ class OpenVino:
         device = self._checked(target)
         settings = self._settings(target, device) | dict(options or {})
         try:
-            compiled = self._core.compile_model(str(files[0]), device, settings)
+            model, open_batch = _read(self._core, files[0], target)
+            compiled = self._core.compile_model(model, device, settings)
         except RuntimeError as err:
             raise _explained(f"compile {files[0]} for {device}", err) from err
-        return OpenVinoSession(self._core, compiled, files[0], target)
+        return OpenVinoSession(self._core, compiled, files[0], target, open_batch)
 
     def _checked(self, target: Target) -> str:
         """The target's device, which must be here."""
@@ -98,14 +99,12 @@ class OpenVino:
 
 
 class OpenVinoSession:
-    def __init__(self, core: Any, compiled: Any, path: Path, target: Target):
+    def __init__(self, core: Any, compiled: Any, path: Path, target: Target, open_batch: bool):
         self._core, self._compiled, self._path, self._target = core, compiled, path, target
         self._device = core.get_property(target.device, "FULL_DEVICE_NAME")
         self._version = core.get_versions("CPU")["CPU"].build_number.partition("-")[0]
-        check_input(path, [_shape(given) for given in compiled.inputs])
         self._request = compiled.create_infer_request()
-        dimension = _shape(compiled.input(0))[0]
-        self._batch, self._open_batch = batch_of_graph(dimension, target), dimension is None
+        self._batch, self._open_batch = target.batch, open_batch
 
     def run(self, images_BHWC: np.ndarray) -> np.ndarray:
         pieces = [self._ran(piece)[:real] for piece, real in in_batches(images_BHWC, self._batch)]
@@ -135,7 +134,7 @@ class OpenVinoSession:
     @cached_property
     def _sources(self) -> list[Any]:
         """The products of the graph before it was compiled."""
-        model = self._core.read_model(str(self._path))
+        model, _ = _read(self._core, self._path, self._target)
         return [op for op in model.get_ordered_ops() if op.get_type_name() in PRODUCT_KINDS]
 
     @property
@@ -162,6 +161,17 @@ class OpenVinoSession:
 
     def __exit__(self, *_: object) -> None:
         del self._request, self._compiled
+
+
+def _read(core: Any, path: Path, target: Target) -> tuple[Any, bool]:
+    """The graph for the target's batch, and whether the file leaves that open: fixed here, it is as fast as in the file."""
+    model = core.read_model(str(path))
+    check_input(path, [_shape(given) for given in model.inputs])
+    batch, *rest = _shape(model.input(0))
+    batch_of_graph(batch, target)
+    if batch is None:
+        model.reshape([target.batch, *rest])
+    return model, batch is None
 
 
 def _explained(attempt: str, err: RuntimeError) -> UserError:

@@ -31,6 +31,8 @@ from vit_edge.runtimes.tensorrt import parse
 from vit_edge.target import Target
 parse(Path(sys.argv[1]), Target.model_validate_json(sys.argv[2]))
 """
+# An engine whose batch is left open takes up to so many images at once, and is tuned for the target's batch.
+LARGEST_BATCH = 32
 NUMPY_TYPES = {"FLOAT": np.float32, "HALF": np.float16, "UINT8": np.uint8, "INT8": np.int8, "INT32": np.int32}
 
 
@@ -102,7 +104,8 @@ class TensorRtSession:
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         self._context = self._engine.create_execution_context()
         given, result = self._names()
-        self._batch = batch_of_graph(self._engine.get_tensor_shape(given)[0], target)
+        dimension = self._engine.get_tensor_shape(given)[0]
+        self._batch, self._open_batch = batch_of_graph(dimension, target), dimension == -1
         self._context.set_input_shape(given, (self._batch, *tuple(self._engine.get_tensor_shape(given))[1:]))
         self._output_BK = np.empty(tuple(self._context.get_tensor_shape(result)), self._numpy_type(result))
         input_bytes = int(np.prod(tuple(self._context.get_tensor_shape(given)))) * self._numpy_type(given)().itemsize
@@ -123,7 +126,7 @@ class TensorRtSession:
     def describe(self) -> dict[str, Any]:
         given, _ = self._names()
         kind, shape = np.dtype(self._numpy_type(given)).name, list(self._engine.get_tensor_shape(given))
-        own = {"batch": self._batch, "open_batch": False, "precision": "f32"}  # an engine is built for its batch
+        own = {"batch": self._batch, "open_batch": self._open_batch, "precision": "f32"}
         own["input"] = {"type": kind, "shape": shape}
         return {"runtime": "tensorrt", "version": self._version, **self._gpu, **own}
 
@@ -204,8 +207,10 @@ class _Build:
         batch_of_graph(shape[0], target)
         if shape[0] == -1:
             profile = self._builder.create_optimization_profile()
-            fixed = (target.batch, *shape[1:])
-            profile.set_shape(given.name, fixed, fixed, fixed)
+            fewest, most = (
+                (1, max(target.batch, LARGEST_BATCH)) if target.dynamic_batch else (target.batch, target.batch)
+            )
+            profile.set_shape(given.name, *((batch, *shape[1:]) for batch in (fewest, target.batch, most)))
             self._config.add_optimization_profile(profile)
 
 
@@ -283,7 +288,8 @@ def _cached_engine(library: Any, onnx_path: Path, target: Target, gpu: dict[str,
 
     The key holds all that an engine depends on. Only what this machine built itself is ever deserialised.
     """
-    key = json.dumps([digest_and_size(onnx_path)["sha256"], gpu, library.__name__, library.__version__, target.batch])
+    batches = [target.batch, target.dynamic_batch]
+    key = json.dumps([digest_and_size(onnx_path)["sha256"], gpu, library.__name__, library.__version__, batches])
     folder = Path.home() / ".cache" / "vit-edge" / "engines"
     plan = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.plan"
     names = plan.with_suffix(".json")

@@ -39,7 +39,8 @@ class Source:
 class Opened:
     """An artefact ready to run. precision: of its floats; load_ms: from files to session; first_ms: of the first query.
 
-    memory_bytes: the most that opening and the first query took, null where the system does not tell.
+    memory_bytes: the most that opening and the first query took, null where the system does not tell; the one that is
+    opened first starts the runtime too.
     """
 
     name: str

@@ -88,7 +88,7 @@ def _timed(place: _Place, made: Canonical, seconds: float) -> Timed:
     protocol = target.protocol.model_copy(
         update={"seconds": seconds, "seconds_each": 0.0, "warmup": WARMUP, "min_queries": QUERIES}
     )
-    graph = lowered(onnx.with_batch(made.graph, target.batch), made.ranges, target.runtime)
+    graph = lowered(onnx.with_batch(made.graph, target.fixed_batch), made.ranges, target.runtime)
     with tempfile.TemporaryDirectory(prefix="vit-edge-") as scratch, ExitStack() as stack:
         files = built(place.runtime, graph, target, Path(scratch))
         session = stack.enter_context(place.runtime.open(files, target))
@@ -110,7 +110,7 @@ def _place(
         for i in range(0, count * target.batch, target.batch)
     ]
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vit-edge-")))
-    files = built(runtime, onnx.with_batch(floats, target.batch), target, folder)
+    files = built(runtime, onnx.with_batch(floats, target.fixed_batch), target, folder)
     queries = {}
     for precision in runtime.float_precisions(target):
         session = stack.enter_context(runtime.open(files, target.model_copy(update={"precision": precision})))

@@ -33,8 +33,8 @@ def run(
     """
     runtime = registry.load(target.runtime)
     place = folder / "bundle"
-    floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.batch)
-    canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.batch)
+    floats = onnx.with_batch(onnx.load(int8 / "float.onnx"), target.fixed_batch)
+    canonical = onnx.with_batch(onnx.load(int8 / "int8.onnx"), target.fixed_batch)
     seen = ranges.read(int8 / "ranges.json")
     variant, tried = (
         (next(iter(LOWERINGS[target.runtime])), [])

@@ -1,6 +1,6 @@
 """Times a bundle's artefacts in turn: single stream, then offline. B images of a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -9,14 +9,16 @@ from vit_edge import latency, metrics
 from vit_edge.bundle import Bundle
 from vit_edge.evaluation import Evaluation
 from vit_edge.progress import say
-from vit_edge.report.schema import Artefact, Latency, Offline
+from vit_edge.report.schema import Artefact, Latency, Offline, Throughput
 from vit_edge.runtimes import clock, machine
-from vit_edge.runtimes.base import Session
 from vit_edge.stages.artefacts import Opened, timed_batches
 from vit_edge.target import Protocol, Target
 
-# Of the time to measure, for the offline throughput of all artefacts; images of a query where the graph leaves it open.
-OFFLINE_SHARE, OPEN_BATCHES = 0.2, (8, 32)
+# Of the time to measure, for the offline throughput of all artefacts.
+OFFLINE_SHARE = 0.2
+# Images of a query where the graph leaves it open: larger ones as long as each makes the rate grow by so much, and its
+# query is not longer than so many seconds.
+OPEN_BATCHES, GROWTH, LONGEST_QUERY = (8, 32, 128, 512), 1.02, 0.5
 # Sessions side by side, at most; on another device than a CPU, so many.
 MOST_STREAMS, STREAMS_ELSEWHERE = 8, 2
 # Sessions side by side take at most this share of the memory that is free.
@@ -63,33 +65,45 @@ def measure(
 
 
 def _offline(one: Opened, opened: Bundle, images: Evaluation, seconds: float) -> Offline:
-    """The best of the ways to run it."""
-    ways = list(_ways(one))
-    found = []
-    for batch, streams in ways:
-        with ExitStack() as stack:
-            own = (batch, streams) == ways[0]
-            sessions = [one.session] if own else _side_by_side(stack, one, batch, streams)
-            rates = clock.images_per_second(sessions, timed_batches(opened, images, batch), seconds / len(ways))
-        noise = metrics.T975[len(rates)] * float(np.std(rates, ddof=1)) / len(rates) ** 0.5 / float(np.mean(rates))
-        found.append(Offline(images_per_second=float(np.mean(rates)), noise=noise, batch=batch, streams=streams))
-    return max(found, key=lambda way: way.images_per_second)
+    """The best of the ways to run it: in one session or several, then in larger and larger batches as long as that pays."""
+    own, open_batch = one.source.target.batch, bool(one.session.describe()["open_batch"])
+    each = seconds / (4 if open_batch else 2)
+    tried = [_rate(one, opened, images, own, 1, each)]
+    if (streams := _streams(one)) > 1:
+        tried.append(_rate(one, opened, images, own, streams, each))
+    best = max(tried, key=_images_per_second)
+    for batch in (batch for batch in OPEN_BATCHES if open_batch and batch > own):
+        if batch * best.streams / best.images_per_second > LONGEST_QUERY:
+            break
+        tried.append(_rate(one, opened, images, batch, best.streams, each))
+        if tried[-1].images_per_second < GROWTH * best.images_per_second:
+            break
+        best = tried[-1]
+    best = max(tried, key=_images_per_second)
+    return Offline(**best.model_dump(), open_batch=open_batch, tried=tried)
 
 
-def _ways(one: Opened) -> Iterator[tuple[int, int]]:
-    """Batch and streams: as it is open already, some side by side, and larger batches."""
+def _rate(one: Opened, opened: Bundle, images: Evaluation, batch: int, streams: int, seconds: float) -> Throughput:
+    """Of so many sessions that share the target's threads."""
+    source = one.source
+    threads = max(1, machine.threads(source.target) // streams)
+    with ExitStack() as stack:
+        if (batch, streams) == (source.target.batch, 1):
+            sessions = [one.session]
+        else:
+            sessions = [stack.enter_context(source.open(threads=threads, batch=batch)) for _ in range(streams)]
+        rates = clock.images_per_second(sessions, timed_batches(opened, images, batch), seconds)
+    noise = metrics.T975[len(rates)] * float(np.std(rates, ddof=1)) / len(rates) ** 0.5 / float(np.mean(rates))
+    return Throughput(images_per_second=float(np.mean(rates)), noise=noise, batch=batch, streams=streams)
+
+
+def _streams(one: Opened) -> int:
+    """How many sessions may run side by side: a thread each, and no more memory than there is."""
     target = one.source.target
-    yield target.batch, 1
     free = machine.free_memory_bytes() * MEMORY_SHARE // max(1, one.memory_bytes or 2 * one.size_bytes)
-    streams = machine.threads(target) if target.device == "CPU" else STREAMS_ELSEWHERE
-    streams = min(streams, MOST_STREAMS, int(free))
-    if streams > 1:
-        yield target.batch, streams
-    if one.session.describe()["open_batch"]:
-        yield from ((batch, 1) for batch in OPEN_BATCHES if batch != target.batch)
+    wished = machine.threads(target) if target.device == "CPU" else STREAMS_ELSEWHERE
+    return min(wished, MOST_STREAMS, int(free))
 
 
-def _side_by_side(stack: ExitStack, one: Opened, batch: int, streams: int) -> list[Session]:
-    """Sessions that share the target's threads."""
-    threads = max(1, machine.threads(one.source.target) // streams)
-    return [stack.enter_context(one.source.open(threads=threads, batch=batch)) for _ in range(streams)]
+def _images_per_second(way: Throughput) -> float:
+    return way.images_per_second
