@@ -128,12 +128,12 @@ class DistillationConfig(Settings):
     With a DeiT token the class head learns the labels and the distillation head what comes from the teacher.
     """
 
-    labels: Weight = Field(1.0, description="cross-entropy with the labels")
-    kl: Weight = Field(0.0, description="T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)")
+    labels: Weight = Field(0.1, description="cross-entropy with the labels")
+    kl: Weight = Field(1.0, description="T²·KL(teacher ‖ student), both softened by T (Hinton et al. 2015)")
     standardised: Weight = Field(
         0.0, description="the same on logits of mean 0 and deviation 1 for each image (Sun et al. 2024)"
     )
-    dist: Weight = Field(2.0, description="correlation between classes and within them (DIST, Huang et al. 2022)")
+    dist: Weight = Field(1.0, description="correlation between classes and within them (DIST, Huang et al. 2022)")
     hard: Weight = Field(0.0, description="cross-entropy with the teacher's answers (Touvron et al. 2021)")
     features: Weight = Field(0.0, description="distance of the last features, projected, from the teacher's")
     temperature: float = Field(1.0, gt=0, description="T of kl, standardised and dist")

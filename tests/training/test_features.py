@@ -64,7 +64,7 @@ def test_places_average() -> None:
 @pytest.mark.parametrize("kind", ["tokens", "pooled"])
 @pytest.mark.parametrize("student", [MODEL, {"name": "mobilenetv4_conv_small_035"}])
 def test_a_student_learns_from_features(tmp_path: Path, kind: str, student: dict) -> None:
-    distillation = {"labels": 0.0, "dist": 0.0, "features": 1.0, "feature_kind": kind, "cache": False}
+    distillation = {"labels": 0.0, "kl": 0.0, "dist": 0.0, "features": 1.0, "feature_kind": kind, "cache": False}
     Pipeline(small(student__model=student, student__distillation=distillation), tmp_path, "cpu").run("student")
     losses = [line["loss"] for line in metrics_of(tmp_path)]
     assert losses[-1] < losses[0] - 0.02
