@@ -82,7 +82,12 @@ class Run:
             "teacher": None,
             "student": {
                 "model": model,
-                "training": {"epochs": EPOCHS[self.student], "learning_rate": self.rate, "warmup_epochs": 0.5, "precision": "f32"},
+                "training": {
+                    "epochs": EPOCHS[self.student],
+                    "learning_rate": self.rate,
+                    "warmup_epochs": 0.5,
+                    "precision": "f32",
+                },
                 "distillation": None,
             },
         }
