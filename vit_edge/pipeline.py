@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +244,6 @@ class Pipeline:
         def run(folder: Path) -> dict[str, Any]:
             from vit_edge.quantization import calibration
             from vit_edge.stages import int8
-            from vit_edge.stages.search import Ground
 
             student = self.done["student"]
             preprocessing = read_card(student).preprocessing
@@ -252,13 +251,12 @@ class Pipeline:
             images_NHWC = self.material.calibration(preprocessing)
             gate_NHWC = evaluation.read(self.done["reference"] / "evaluation").images_NHWC
             calibration.refuse_gate_images(images_NHWC, gate_NHWC)
-            ground = Ground(
-                tune=lambda most: self.material.tune_pieces(preprocessing, most),
-                limits=self.recipe.gate,
-                targets=[target for target, _ in self._profiles.values()],
-            )
             return int8.run(
-                folder, student=student, calibration_NHWC=images_NHWC, config=self.recipe.int8, ground=ground
+                folder,
+                student=student,
+                calibration_NHWC=images_NHWC,
+                config=self.recipe.int8,
+                ground=self._ground(preprocessing),
             )
 
         data = self.recipe.data
@@ -271,6 +269,16 @@ class Pipeline:
             self._plan("int8", settings, inputs=("student",), data=self.inputs.train_fingerprint, versions=decisive),
             run,
         )
+
+    def _ground(self, preprocessing: Any) -> Any:
+        """What the int8 model is held against (stages/search.py); None where the tune split is empty."""
+        from vit_edge.stages.search import Ground
+
+        if not len(self.material.splits.tune):
+            say("int8: data.tune_fraction leaves no images to hold it against: nothing is searched for")
+            return None
+        targets = [target for target, _ in self._profiles.values()]
+        return Ground(partial(self.material.tune_pieces, preprocessing), self.recipe.gate, targets)
 
     def _export(self, target: Target, request: recipes.TargetRequest) -> Step:
         limits = self._limits(request)

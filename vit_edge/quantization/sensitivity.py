@@ -45,9 +45,9 @@ def costs(chosen: Chosen) -> dict[str, Cost]:
     run, summed = _Forking(chosen), dict.fromkeys(chosen.outcome.scales, 0.0)
     for start in range(0, len(images_NHWC), BATCH):
         batch_BHWC = torch.from_numpy(images_NHWC[start : start + BATCH].copy())
-        for name, kl in run.divergences(batch_BHWC).items():
-            summed[name] += kl * len(batch_BHWC) / len(images_NHWC)
-    return {name: Cost(max(0.0, kl), work[name]) for name, kl in summed.items()}
+        for name, found in run.divergences(batch_BHWC).items():
+            summed[name] += found * len(batch_BHWC) / len(images_NHWC)
+    return {name: Cost(max(0.0, total), work[name]) for name, total in summed.items()}
 
 
 def kl(chosen: Chosen) -> float:
@@ -62,7 +62,7 @@ def ends_for_float(chosen: Chosen) -> dict[str, str]:
     Everything else stays in int8 as it is. What is in float already is not looked at.
     """
     names = [p.name for p in products(chosen.floats) if p.kind in ("linear", "conv")]
-    ends = [name for name in dict.fromkeys((names[0], names[-1])) if name in chosen.outcome.scales]
+    ends = [name for name in dict.fromkeys((*names[:1], *names[-1:])) if name in chosen.outcome.scales]
     work = multiply_adds(chosen.floats, chosen.held_NHWC[:1])
     float_NK = logits(chosen.floats, chosen.held_NHWC)
     before = metrics.mean_kl(float_NK, _restored(chosen, None))
@@ -78,20 +78,25 @@ def ends_for_float(chosen: Chosen) -> dict[str, str]:
 @torch.no_grad()
 def multiply_adds(graph_module: GraphModule, image_1HWC: np.ndarray) -> dict[str, int]:
     """Of the layers with weights, for one image, by name."""
-    found = {p.node: p for p in products(graph_module) if p.kind in ("linear", "conv")}
-    counts: dict[str, int] = {}
+    run = _Counting(graph_module)
+    run.run(torch.from_numpy(image_1HWC.copy()))
+    return run.multiply_adds
 
-    class Counting(Interpreter):
-        def run_node(self, n: Node) -> Any:
-            value = super().run_node(n)
-            if n in found:
-                weight = parameter(graph_module, found[n].weight)
-                assert weight is not None
-                counts[found[n].name] = value.numel() * weight[0].numel()
-            return value
 
-    Counting(graph_module).run(torch.from_numpy(image_1HWC.copy()))
-    return counts
+class _Counting(Interpreter):
+    def __init__(self, graph_module: GraphModule):
+        super().__init__(graph_module)
+        weighted = [p for p in products(graph_module) if p.kind in ("linear", "conv")]
+        self.weights = {p.node: (p.name, parameter(graph_module, p.weight)) for p in weighted}
+        self.multiply_adds: dict[str, int] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n in self.weights:
+            name, weight = self.weights[n]
+            assert weight is not None
+            self.multiply_adds[name] = value.numel() * weight[0].numel()
+        return value
 
 
 class _Forking(Interpreter):
