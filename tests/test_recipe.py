@@ -38,6 +38,8 @@ def test_the_name_is_the_files_own(tmp_path: Path) -> None:
         ("student: {distillation: null}", "the teacher would have no effect", "correct"),
         ("student: {model: {name: vit_ti16, weights: nowhere.pt}}", "an existing file", "correct"),
         ("student: {training: null, distillation: null}\nteacher: null", "needs weights", "correct"),
+        ("int8: {qat: {precision: bf16}}", "int8.qat.precision = 'bf16'", "correct"),
+        ("int8: {qat: {student: 0, teacher: 0}}", "nothing would be learned", "correct"),
         ("a: [1", "not valid YAML at line", "mend"),
         ("seed: 1\nseed: 2", "not valid YAML at line 2: the key 'seed' is given twice", "mend"),
         ("data: {spec: digits, spec: cifar10}", "the key 'spec' is given twice", "mend"),

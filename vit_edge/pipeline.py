@@ -74,6 +74,10 @@ class Pipeline:
             if name not in STAGES:
                 raise unknown("stage", name, STAGES)
         self.until = until
+        if self.recipe.int8.qat is not None and self.quantizes:
+            processes.refuse_many(
+                "quantization-aware training", "train with --until student, then go on in one process"
+            )
         store = RunFolder(self.folder)
         if until in ("export", "gate"):
             self._leave_out_missing_runtimes()
@@ -96,8 +100,12 @@ class Pipeline:
     @cached_property
     def material(self) -> Any:
         """The images and their splits, read when the first stage needs them."""
-        quantizes = STAGES.index(self.until) >= STAGES.index("int8")
-        return self.inputs.read(trains="student" not in self.done, quantizes=quantizes)
+        return self.inputs.read(trains="student" not in self.done, quantizes=self.quantizes)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the run goes on to int8."""
+        return STAGES.index(self.until) >= STAGES.index("int8")
 
     @cached_property
     def _profiles(self) -> dict[str, tuple[Target, recipes.TargetRequest]]:
@@ -212,7 +220,7 @@ class Pipeline:
                 material=self.material.seen_at(self.inputs.view_size),
                 teacher=self.done.get("teacher"),
                 device=self.device,
-                cache=self.teacher_cache or self.folder / "teacher_cache",
+                cache=self._teacher_cache,
                 cache_key=self._teacher_cache_key(),
                 tensorboard=self.tensorboard,
             )
@@ -255,20 +263,31 @@ class Pipeline:
                 folder,
                 student=student,
                 calibration_NHWC=images_NHWC,
-                config=self.recipe.int8,
+                config=config,
                 ground=self._ground(preprocessing),
+                lessons=None if config.qat is None else self._lessons(),
             )
 
-        data = self.recipe.data
-        settings = {"int8": _plain(self.recipe.int8), "images": data.calibration_images, "splits": self.inputs.splits}
-        if self.recipe.int8.search is not None:
+        data, config = self.recipe.data, self.recipe.int8
+        settings = {"int8": _plain(config), "images": data.calibration_images, "splits": self.inputs.splits}
+        inputs: tuple[str, ...] = ("student",)
+        fingerprint = self.inputs.train_fingerprint
+        if config.qat is not None:
+            settings |= self._training_settings(self.recipe.student.model, self.inputs.view_size)
+            inputs, fingerprint = (*inputs, *self._present("teacher")), self.inputs.student_fingerprint
+        if config.search is not None:
             limits = self.recipe.gate
             settings["limits"] = {"max_drop_points": limits.max_drop_points, "min_relative": limits.min_relative_top1}
         decisive = versions("torch", "torchao", "onnx", "onnxscript")
-        return Step(
-            self._plan("int8", settings, inputs=("student",), data=self.inputs.train_fingerprint, versions=decisive),
-            run,
-        )
+        return Step(self._plan("int8", settings, inputs=inputs, data=fingerprint, versions=decisive), run)
+
+    def _lessons(self) -> Any:
+        """What quantization-aware training learns from."""
+        from vit_edge.quantization.lessons import lessons
+
+        images, key = self.material.seen_at(self.inputs.view_size), self._teacher_cache_key()
+        done = self.done["student"], self.done.get("teacher")
+        return lessons(self.recipe, images, *done, self.device, self._teacher_cache, key)
 
     def _ground(self, preprocessing: Any) -> Any:
         """What the int8 model is held against (stages/search.py); None where the tune split is empty."""
@@ -335,6 +354,10 @@ class Pipeline:
         common = {"seed": self.recipe.seed, "augment": _plain(self.recipe.augment), "splits": self.inputs.splits}
         sides = {"image_size": self.inputs.side(model), "view_size": view_size}
         return common | sides | {"weights": _weights_digest(Path(model.weights))}
+
+    @property
+    def _teacher_cache(self) -> Path:
+        return self.teacher_cache or self.folder / "teacher_cache"
 
     def _teacher_cache_key(self) -> dict[str, Any]:
         """All that decides the student's training views and what the teacher says of them; batches only where they mix."""

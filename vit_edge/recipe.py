@@ -193,6 +193,30 @@ class SearchConfig(Settings):
     timing_seconds: float = Field(1.0, gt=0, description="time each model on each target of this machine for so long")
 
 
+class QatConfig(TrainingConfig):
+    """Quantization-aware distillation, on from the best post-training model: Σ weight · KL(teacher ‖ int8 model).
+
+    It trains in f32: bf16 would round the steps of int8 away.
+    """
+
+    epochs: Positive = 2
+    learning_rate: float = Field(3e-4, gt=0, description="peak rate, at this batch size")
+    warmup_epochs: float = Field(0.1, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    label_smoothing: Fraction = 0.0
+    precision: Literal["f32"] = "f32"
+    student: Weight = Field(1.0, description="KL from the float student")
+    teacher: Weight = Field(1.0, description="KL from the student's own teacher, where the recipe has one")
+    labels: Weight = Field(0.0, description="cross-entropy with the labels")
+    temperature: float = Field(1.0, gt=0, description="T of both KL")
+
+    @model_validator(mode="after")
+    def _learns_from_somebody(self) -> "QatConfig":
+        if not any((self.student, self.teacher, self.labels)):
+            raise ValueError("student, teacher and labels all weigh 0: nothing would be learned")
+        return self
+
+
 class Int8Config(Settings):
     """Post-training static quantization to the canonical graph.
 
@@ -216,6 +240,7 @@ class Int8Config(Settings):
         "auto", description="patch projection or stem, and head; auto: float where that spares much and costs little"
     )
     search: SearchConfig | None = Field(SearchConfig(), description="null: never look at the tune split")
+    qat: QatConfig | None = Field(None, description="train the int8 model on, from the student's images; null: do not")
 
 
 class Limits(Settings):
@@ -283,6 +308,13 @@ class Recipe(Settings):
             raise ValueError("data.unlabelled has no labels to learn from without a teacher: give student.distillation")
         if self.data.unlabelled is not None and distils and self.student.distillation.labels:  # type: ignore[union-attr]
             raise ValueError("data.unlabelled has no labels to learn from: set student.distillation.labels to 0")
+        if self.data.unlabelled is not None and self.int8.qat is not None and self.int8.qat.labels:
+            raise ValueError("data.unlabelled has no labels to learn from: set int8.qat.labels to 0")
+        qat = self.int8.qat
+        if self.teacher is None and qat is not None and not (qat.student or qat.labels):
+            raise ValueError(
+                "int8.qat learns from the teacher alone, and there is none: give int8.qat.student a weight"
+            )
         if self.teacher is not None and not distils:
             raise ValueError("the teacher would have no effect: give student.distillation, or set teacher to null")
         return self

@@ -188,6 +188,21 @@ def test_a_target_may_be_asked_for_twice(vit_edge: Cli) -> None:
     assert out.count("bundle:") == 1
 
 
+def test_quantization_aware_training_goes_on_from_a_run_and_asks_a_bare_model_for_its_images(
+    vit_edge: Cli, tmp_path: Path
+) -> None:
+    assert vit_edge("train", "--model", "vit_ti16", *SMALL, "--out", "runs/mine")[0] == 0
+    refused(vit_edge("quantize", "--qat", "--model", "runs/mine/student"), "does not say which", "add --data SPEC")
+    code, out, err = vit_edge("quantize", "--qat", "--set", "int8.qat.epochs=1", "--device", "cpu")
+    assert code == 0, err
+    assert "int8 model: runs/mine/int8" in out
+    assert "quantization-aware training" in err
+    assert len((tmp_path / "runs/mine/int8/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+    code, _, err = vit_edge("export", "--target", "onnx", "--device", "cpu")
+    assert code == 0, err
+    assert "int8: running" not in err
+
+
 def test_other_data_than_the_runs_own_is_refused(vit_edge: Cli) -> None:
     assert vit_edge("train", "--model", "vit_ti16", *SMALL)[0] == 0
     refused(vit_edge("quantize", "--data", "fashion-mnist"), "was made from digits", "leave --data out")

@@ -106,6 +106,7 @@ def quantize(
     search_trials: Annotated[
         int | None, typer.Option("--search-trials", min=1, help="Int8 models to try, the plain one included.")
     ] = None,
+    qat: Annotated[bool, typer.Option("--qat", help="Train the int8 model on, on the training images.")] = False,
     set_: options.Set = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
@@ -123,7 +124,10 @@ def quantize(
         changes["int8.search.seconds"] = search_seconds
     if search_trials is not None:
         changes["int8.search.trials"] = search_trials
-    pipeline = _continue(model, data, "int8", device, data_dir, changes=changes)
+    if qat and data is None and model is not None and (Path(model) / "model.json").is_file():
+        problem = f"--qat trains on the model's images, and {model} does not say which they are"
+        raise UserError(problem, "add --data SPEC, or give the run that made the model")
+    pipeline = _continue(model, data, "int8", device, data_dir, changes=changes, qat=qat)
     searched = quantization.search(pipeline.done["int8"])
     if searched is not None:
         console.show_search(searched)
@@ -263,11 +267,12 @@ def _continue(
     targets: list[str] | None = None,
     asked: dict[str, Any] | None = None,
     changes: dict[str, Any] | None = None,
+    qat: bool = False,
 ) -> Any:
     """Goes on from a run, or from a model's folder, up to `until`.
 
     targets: to export to, which the recipe need not name. asked: of them, whatever the recipe says. changes: of the
-    recipe, dotted key → value.
+    recipe, dotted key → value. qat: train the int8 model on, as the recipe says or by the defaults.
     """
     from vit_edge import recipe as recipes
     from vit_edge.errors import UserError
@@ -291,6 +296,8 @@ def _continue(
         recipe = _recipe(recipes.laid_over(values, changes or {}), [str(folder)])
         folder = RUNS / recipe.name
     typer.echo(f"run: {folder}", err=True)
+    if qat and recipe.int8.qat is None:
+        recipe = recipe.model_copy(update={"int8": recipe.int8.model_copy(update={"qat": recipes.QatConfig()})})
     only = None
     if targets is not None:
         recipe, only = _with_targets(recipe, targets, asked or {})

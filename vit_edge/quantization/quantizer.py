@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
     FixedQParamsQuantizationSpec,
     QuantizationAnnotation,
     QuantizationSpec,
+    QuantizationSpecBase,
     Quantizer,
 )
 
@@ -75,12 +76,17 @@ class CanonicalQuantizer(Quantizer):
     def validate(self, model: GraphModule) -> None:
         pass
 
+    def activation_spec(self, product: Product) -> QuantizationSpecBase:
+        """How the product's input is quantized."""
+        return _activation(self.ranges[product.inputs[0].name])
+
+    def weight_spec(self, product: Product) -> QuantizationSpecBase:
+        """How its weight is."""
+        return _weight(self.scales.get(product.name))
+
     def _annotation(self, product: Product) -> QuantizationAnnotation:
         (activation,) = product.inputs
-        specs = {
-            activation: _activation(self.ranges[activation.name]),
-            product.weight: _weight(self.scales.get(product.name)),
-        }
+        specs = {activation: self.activation_spec(product), product.weight: self.weight_spec(product)}
         return QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
 
 

@@ -75,7 +75,10 @@ class Statistics:
             return PIXELS
         if self.span == 0:
             return Range(0.0, 0.0, 1.0)
-        limit = METHODS[method](self)
+        return self.at(METHODS[method](self))
+
+    def at(self, limit: float) -> Range:
+        """The range with this limit, whoever chose it."""
         noise = self.noise(limit)
         signal = float(self.counts.numpy() @ np.square(self._magnitudes()))
         sqnr_db = 10 * np.log10(signal / noise) if noise else None

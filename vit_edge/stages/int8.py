@@ -6,6 +6,7 @@ ranges.json   what calibration saw, by the value names of both graphs
 layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input, how its range
               was chosen, equalization's α, whether rounding was compensated and the bias corrected
 search.json   how it was held against the tune split, and what was given back to float (search.py)
+metrics.jsonl of quantization-aware training, where it is asked for: an epoch a line
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,15 @@ from vit_edge.export import onnx
 from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.progress import say
-from vit_edge.quantization import calibration, quantizer, ranges, rounding, sensitivity
+from vit_edge.quantization import calibration, qat, quantizer, ranges, rounding, sensitivity
 from vit_edge.quantization.choice import Chosen, choose, with_float
+from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import Product, parameter, products
 from vit_edge.quantization.quantizer import Layer
 from vit_edge.quantization.simulation import logits
 from vit_edge.recipe import Int8Config
 from vit_edge.report.quantization import LAYERS, Search
+from vit_edge.report.quantization import search as finished_search
 from vit_edge.stages import search
 from vit_edge.stages.candidates import canonical
 from vit_edge.stages.search import Ground
@@ -36,12 +39,14 @@ CHECKED_IMAGES = 256
 
 
 def run(
-    folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: Int8Config, ground: Ground | None = None
-) -> dict[str, Any]:
+    folder: Path, *, student: Path, calibration_NHWC: np.ndarray, config: Int8Config, ground: Ground | None = None,
+    lessons: Lessons | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Quantizes the student in the folder `student` and writes its graphs into `folder`.
 
     calibration_NHWC: uint8 images of the calibration split, preprocessed for the student. ground: what the int8 model is
-    held against, None: nothing, and nothing is searched for.
+    held against, None: nothing, and nothing is searched for. lessons: what it learns from, where `config` asks for
+    quantization-aware training, which goes on from the model that all this ends with.
     Raises UserError for images or a model that cannot be calibrated, and for an unknown layer in the config.
     """
     loaded = models.load(student)
@@ -56,6 +61,10 @@ def run(
     chosen = choose(graph, calibration_NHWC, config, say)
     chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
     layers = [replace(layer, reason=layer.reason or reasons.get(layer.name)) for layer in layers]
+    learned: dict[str, Any] = {}
+    if config.qat is not None:
+        assert lessons is not None
+        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder)
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)
@@ -77,6 +86,7 @@ def run(
         "calibration_sqnr_db": round(min(metrics.sqnr_db(float_NK, int8_NK), 999.0), 2),
         "size_bytes": {name: (folder / name).stat().st_size for name in ("float.onnx", "int8.onnx")},
         **(_on_tune(found) if found else {}),
+        **learned,
     }
 
 
@@ -89,6 +99,11 @@ def _kept_accurate(
         chosen = with_float(chosen, (*chosen.float_layers, *reasons))
     if ground is None or config.search is None or not search.has_limit(config.search, ground):
         return chosen, reasons, None
+    before = finished_search(folder)
+    if before is not None:  # a killed quantization-aware training goes on with the very layers that it began with
+        given_back = before.trials[before.chosen].given_back
+        chosen = with_float(chosen, (*chosen.float_layers, *given_back)) if given_back else chosen
+        return chosen, reasons | search.reasons(before), before
     chosen, found = search.run(folder, chosen, config.search, ground, image_size)
     return chosen, reasons | search.reasons(found), found
 

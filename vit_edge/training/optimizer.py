@@ -33,7 +33,7 @@ def make(model: nn.Module, config: TrainingConfig) -> Optimizer:
 def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str, Any]]:
     """Decay for matrices and kernels; none for biases and norms, nor for what the backbone names, as a ViT its tokens
     and positions. With layer_decay below 1 a group for each layer of the backbone, whose `lr_scale` falls towards the
-    input. What stands beside the backbone, such as a projection, has the full rate.
+    input. A backbone may group its parameters itself. What stands beside it, such as a projection, has the full rate.
     """
     backbone: Any = classifier_in(model).backbone
     spared = backbone.no_weight_decay() if hasattr(backbone, "no_weight_decay") else ()
@@ -43,6 +43,8 @@ def parameter_groups(model: nn.Module, config: TrainingConfig) -> list[dict[str,
         groups = param_groups_layer_decay(
             backbone, config.weight_decay, no_weight_decay_list=spared, layer_decay=config.layer_decay
         )
+    elif hasattr(backbone, "parameter_groups"):
+        groups = backbone.parameter_groups(config.weight_decay)
     else:
         groups = param_groups_weight_decay(backbone, config.weight_decay, no_weight_decay_list=spared)
     inside = {id(parameter) for parameter in backbone.parameters()}

@@ -1,0 +1,85 @@
+"""Fake quantization whose step sizes are learned with the weights, put into a graph by torchao's PT2E flow.
+
+O output channels of a weight.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
+from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSpecBase
+
+from vit_edge.quantization.products import Product
+from vit_edge.quantization.quantizer import CanonicalQuantizer
+from vit_edge.quantization.ranges import STEPS, Range
+
+
+class LearnedStep(FakeQuantizeBase):
+    """Rounds and clips to int8 and back; the gradient reaches the step too (LSQ, Esser et al. 2020, eqs. 1 to 3).
+
+    What is learned is the logarithm of the step's factor from where it starts: a rate then means the same share of a
+    small step and of a large one, under an optimiser such as Adam whose updates do not grow with the gradient.
+    """
+
+    start: Tensor
+    zero_point: Tensor
+
+    def __init__(self, start: Tensor, quant_min: int, quant_max: int, **_: Any):
+        """start: the step of the whole tensor, (1,), or of each channel of its first axis, (O,)."""
+        super().__init__()
+        self.low, self.high, self.per_channel = quant_min, quant_max, start.numel() > 1
+        self.register_buffer("start", start.clone())
+        self.register_buffer("zero_point", torch.zeros_like(start))
+        self.log_factor = nn.Parameter(torch.zeros_like(start))
+
+    @property
+    def step(self) -> Tensor:
+        return self.start * self.log_factor.exp()
+
+    def forward(self, values: Tensor) -> Tensor:
+        bounds = self.low, self.high, 1.0
+        if self.per_channel:
+            return torch._fake_quantize_learnable_per_channel_affine(values, self.step, self.zero_point, 0, *bounds)
+        return torch._fake_quantize_learnable_per_tensor_affine(values, self.step, self.zero_point, *bounds)
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return self.step.detach(), self.zero_point.int()
+
+
+class LearningQuantizer(CanonicalQuantizer):
+    """The canonical graph's places, with steps that are learned from those of `ranges` and `scales` on.
+
+    exact: names of tensors that int8 holds without error, whose step stays.
+    """
+
+    def __init__(
+        self, ranges: Mapping[str, Range], float_layers: Collection[str], scales: Mapping[str, Tensor],
+        exact: Collection[str],
+    ):  # fmt: skip
+        super().__init__(ranges, float_layers, scales)
+        self.exact = frozenset(exact)
+
+    def activation_spec(self, product: Product) -> QuantizationSpecBase:
+        name = product.inputs[0].name
+        if name in self.exact:
+            return super().activation_spec(product)
+        start = torch.tensor([self.ranges[name].scale])
+        return QuantizationSpec(
+            dtype=torch.int8,
+            quant_min=-STEPS - 1,
+            quant_max=STEPS,
+            qscheme=torch.per_tensor_symmetric,
+            observer_or_fake_quant_ctr=LearnedStep.with_args(start=start),
+        )
+
+    def weight_spec(self, product: Product) -> QuantizationSpecBase:
+        return QuantizationSpec(
+            dtype=torch.int8,
+            quant_min=-STEPS,
+            quant_max=STEPS,
+            qscheme=torch.per_channel_symmetric,
+            ch_axis=0,
+            observer_or_fake_quant_ctr=LearnedStep.with_args(start=self.scales[product.name]),
+        )
