@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vit_edge.cli import options
-
-RUNS = Path("runs")
+from vit_edge.cli import finding, options
 
 
 def run(
@@ -27,7 +25,7 @@ def run(
     """Run a recipe: teacher, student, reference, int8, export, gate. Finished stages are not run again."""
     from vit_edge import recipe as recipes
 
-    recipe = recipes.load(_recipe_path(pipeline), options.overrides(set_))
+    recipe = recipes.load(finding.recipe_path(pipeline), options.overrides(set_))
     pipeline = _run(
         recipe, out, until, device, data_dir, start=from_, teacher_cache=teacher_cache, tensorboard=tensorboard
     )
@@ -242,7 +240,7 @@ def _run(
     from vit_edge import processes
     from vit_edge.pipeline import Pipeline
 
-    pipeline = Pipeline(recipe, out or RUNS / recipe.name, device, data_dir, **ways)
+    pipeline = Pipeline(recipe, out or finding.RUNS / recipe.name, device, data_dir, **ways)
     pipeline.run(until, start=start)
     if not processes.leads():
         raise typer.Exit(0)
@@ -278,7 +276,7 @@ def _continue(
     from vit_edge.errors import UserError
     from vit_edge.pipeline import Pipeline
 
-    folder = Path(model) if model else _newest_run()
+    folder = Path(model) if model else finding.newest_run()
     if (folder / "recipe.yaml").is_file():
         recipe = recipes.load(folder / "recipe.yaml", changes)
         if data is not None and data != recipe.data.spec:
@@ -294,7 +292,7 @@ def _continue(
             "student": _part(str(folder), None, None, None) | {"training": None, "distillation": None},
         }
         recipe = _recipe(recipes.laid_over(values, changes or {}), [str(folder)])
-        folder = RUNS / recipe.name
+        folder = finding.RUNS / recipe.name
     typer.echo(f"run: {folder}", err=True)
     if qat and recipe.int8.qat is None:
         recipe = recipe.model_copy(update={"int8": recipe.int8.model_copy(update={"qat": recipes.QatConfig()})})
@@ -315,31 +313,6 @@ def _with_targets(recipe: Any, names: list[str], changes: dict[str, Any]) -> tup
     requests = {profiles.load(request.name).name: request for request in recipe.targets}
     changed = {name: requests.get(name, asked[name]).model_copy(update=changes) for name in asked}
     return recipe.model_copy(update={"targets": tuple((requests | changed).values())}), tuple(asked)
-
-
-def _newest_run() -> Path:
-    from vit_edge.errors import UserError
-
-    found = sorted(RUNS.glob("*/student/stage.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(
-            f"there is no run in {RUNS}/ to go on from",
-            "make one with `vit-edge distill`, or name a model with --model",
-        )
-    return found[-1].parents[1]
-
-
-def _recipe_path(name: str) -> Path:
-    from vit_edge.errors import unknown
-    from vit_edge.shipped import shipped
-
-    if name.endswith((".yaml", ".yml")) and Path(name).exists():
-        return Path(name)
-    known = shipped("pipelines")
-    stem = Path(name).stem if name.endswith((".yaml", ".yml")) else name
-    if stem not in known:
-        raise unknown("recipe", name, known)
-    return known[stem]
 
 
 def _base(data: str | None, seed: int | None, image_size: int | None, skip_bad_images: bool) -> dict[str, Any]:
