@@ -75,9 +75,7 @@ class Pipeline:
                 raise unknown("stage", name, STAGES)
         self.until = until
         if self.recipe.int8.qat is not None and self.quantizes:
-            processes.refuse_many(
-                "quantization-aware training", "train with --until student, then go on in one process"
-            )
+            processes.refuse_many("quantization-aware training", "use more with --until student, then go on in one")
         store = RunFolder(self.folder)
         if until in ("export", "gate"):
             self._leave_out_missing_runtimes()
