@@ -29,6 +29,16 @@ def test_every_lowering_is_tried_and_one_is_taken(runtime: str, capsys: pytest.C
     assert sum("tune: " in line for line in said) == len(tried)
 
 
+def test_a_graph_that_two_lowerings_make_alike_is_measured_once() -> None:
+    require("openvino", "openvino")
+    found = built("cnn")
+    graphs = [onnx.with_batch(model, 1) for model in (found.canonical, found.floats)]
+    _, tried = tuning.fastest(*graphs, found.by_value, target("openvino"), images(8))
+    measured = [one["lowering"] for one in tried if "p50_ms" in one]
+    assert measured == ["float attention", "float attention, quantized late"]
+    assert all("the same graph as" in one["left"] for one in tried if "p50_ms" not in one)
+
+
 def test_where_there_is_one_way_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = built("vit")
     graphs = [onnx.with_batch(model, 1) for model in (found.canonical, found.floats)]
