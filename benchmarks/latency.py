@@ -42,7 +42,7 @@ def main() -> None:
                 for threads in () if options.build else options.threads:
                     found = timed(name, files, case, threads, options.seconds) | reasons
                     settings = measured.setdefault(name, {}).setdefault(model, {})
-                    settings.setdefault(f"{batch}/{threads}", {}).update(found)
+                    settings[f"{batch}/{threads}"] = found  # ratios hold within one measurement alone
                     store.write_text(json.dumps(measured, indent=1), encoding="utf-8")
     if not options.build:
         print(conditions())
