@@ -43,7 +43,7 @@ ALLOWED = {"jinja2", "numpy", "psutil", "pydantic", "rich", "typer", "typing_ext
 NOT_FOR_A_GATE = {
     "PIL": {"pixels", "preprocess"},
     "yaml": {"yaml_text", "recipe"},
-    "filelock": {"store"},
+    "filelock": {"store", "runtimes.engine_cache"},
     "cryptography": {"safety.signature"},
 }
 RUNTIME_LIBRARIES = {"onnxruntime", "openvino", "tensorrt", "cuda"}

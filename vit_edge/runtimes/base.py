@@ -128,6 +128,15 @@ class Provable(Protocol):
         ...
 
 
+@runtime_checkable
+class Cautious(Protocol):
+    """A runtime whose fusions have been seen to compute wrong answers, and that can do without them."""
+
+    def careful(self, options: Mapping[str, str]) -> dict[str, str] | None:
+        """Session options that leave such fusions out; None when `options` do so already."""
+        ...
+
+
 def imported(module: str, extra: str) -> Any:
     """A runtime's library, or a UserError with the pip command when it is not installed."""
     try:

@@ -1,5 +1,6 @@
 """GPU memory and streams through cuda-python, in both of its layouts. The only module that imports cuda."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class Stream:
         _checked(self._cudart.cudaSetDevice(ordinal))
         self.handle = int(_checked(self._cudart.cudaStreamCreate()))
         self._buffers: list[int] = []
+        self._graph: Any = None
 
     def allocate(self, size_bytes: int) -> int:
         """The address of new GPU memory."""
@@ -71,10 +73,32 @@ class Stream:
         kind = self._cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
         _checked(self._cudart.cudaMemcpyAsync(array.ctypes.data, address, array.nbytes, kind, self.handle))
 
+    def record(self, work: Callable[[], bool]) -> bool:
+        """Keeps what `work` puts on the stream as a CUDA graph for `replay`; whether that was possible.
+
+        Nothing is run. work: whether it went well; memory that it uses must stay where it is.
+        """
+        mode = self._cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        _checked(self._cudart.cudaStreamBeginCapture(self.handle, mode))
+        went_well = work()
+        error, graph = self._cudart.cudaStreamEndCapture(self.handle)
+        if went_well and int(error) == 0:
+            error, ready = self._cudart.cudaGraphInstantiate(graph, 0)
+            self._graph = ready if int(error) == 0 else None
+            _checked(self._cudart.cudaGraphDestroy(graph))
+        self._cudart.cudaGetLastError()  # what could not be recorded is no error of what follows
+        return self._graph is not None
+
+    def replay(self) -> None:
+        """Runs what was recorded, in one launch."""
+        _checked(self._cudart.cudaGraphLaunch(self._graph, self.handle))
+
     def synchronize(self) -> None:
         _checked(self._cudart.cudaStreamSynchronize(self.handle))
 
     def close(self) -> None:
+        if self._graph is not None:
+            _checked(self._cudart.cudaGraphExecDestroy(self._graph))
         for address in self._buffers:
             _checked(self._cudart.cudaFree(address))
         _checked(self._cudart.cudaStreamDestroy(self.handle))

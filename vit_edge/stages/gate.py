@@ -24,11 +24,12 @@ from vit_edge.report.schema import Check, Parity, Report
 from vit_edge.runtimes import machine, registry
 from vit_edge.runtimes.base import Probe, Provable, Runtime
 from vit_edge.stages import timing
-from vit_edge.stages.artefacts import Opened, check_logits, graph_input, int8_variant, open_sessions
+from vit_edge.stages.artefacts import Known, Opened, check_logits, graph_input, int8_variant, open_sessions
 from vit_edge.target import Protocol
 
 # The float artefacts are run on so many of the images, which are in random order: all of them in most data sets.
 PARITY_IMAGES = 10_000
+KNOWN_IMAGES = 16  # to find a runtime's wrong fusions by, on opening
 ANSWERS = "answers.npz"
 
 Layers = Sequence[tuple[str, Mapping[str, Any]]]
@@ -99,7 +100,9 @@ def _on_device(
     manifest = opened.manifest
     with ExitStack() as stack:
         first_BHWC = np.array(images.images_NHWC[: manifest.target.batch])
-        int8, *floats = open_sessions(stack, opened, runtime, first_BHWC)
+        few_NHWC = graph_input(opened)(np.array(images.images_NHWC[:KNOWN_IMAGES]))
+        known = Known(few_NHWC, np.array(images.logits_NK[:KNOWN_IMAGES]))
+        int8, *floats = open_sessions(stack, opened, runtime, first_BHWC, known=known)
         described = int8.session.describe()
         parity, floats_NK = _parity(opened, images, floats)
         coverage = gate.covered(int8.session.coverage(), manifest.expected_int8)
@@ -139,8 +142,10 @@ def _without_device(
     opened: Bundle, images: Evaluation, held: gate.HeldLimits, runtime: Runtime, probe: Probe, before: Baseline | None
 ) -> Gated:
     """Nothing can be run here: the files are proved as far as they can be, the rest is unmeasured."""
-    proof = runtime.prove(opened.int8, opened.manifest.target) if isinstance(runtime, Provable) else ""
-    checks = [_integrity(opened, images, proof or f"{runtime.name} {probe.version}")]
+    proof = f"{runtime.name} {probe.version}"
+    if isinstance(runtime, Provable):
+        proof, *_ = [runtime.prove(files, opened.manifest.target) for files in (opened.int8, *opened.floats.values())]
+    checks = [_integrity(opened, images, proof)]
     checks += gate.unmeasured(f"{probe.problem}; {probe.fix}", regression=before is not None)
     described = {"runtime": runtime.name, "version": probe.version}
     measured = dict.fromkeys(("parity", "coverage", "accuracy", "latency"))
