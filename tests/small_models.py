@@ -105,8 +105,8 @@ class Built:
 
 @cache
 def built(kind: str) -> Built:
-    """Of "vit" or "cnn"."""
-    return build(vit() if kind == "vit" else cnn())
+    """Of "vit", "cnn", or "hybrid", a ViT behind a convolutional stem."""
+    return build(cnn() if kind == "cnn" else vit(stem=kind == "hybrid"))
 
 
 def build(model: Classifier) -> Built:

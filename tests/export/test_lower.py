@@ -82,6 +82,16 @@ def test_every_lowering_runs_every_layer_in_int8_and_answers_like_float(
     assert worst(logits_BK, logits_of(found.classifier, sample)) < 0.25
 
 
+@variants("openvino")
+def test_a_stems_first_convolution_is_int8_behind_the_transpose_of_the_pixels(
+    runtime: str, variant: str, tmp_path: Path
+) -> None:
+    require(runtime, runtime)
+    _, coverage = ran(lowered("hybrid", runtime, 1, variant), runtime, tmp_path, images(1, seed=4))
+    stem = [product for product in coverage.products if product.came_from("patch_embed.backbone.0.conv")]
+    assert [product.is_int8 for product in stem] == [True]
+
+
 @KINDS
 def test_the_canonical_graph_alone_would_be_float_in_onnxruntime(kind: str, tmp_path: Path) -> None:
     require("onnxruntime", "onnxruntime")

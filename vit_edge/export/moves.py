@@ -11,13 +11,21 @@ MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Fla
 
 
 def quantize_before_moves(model: ir.Model, _: Mapping[str, Range]) -> None:
-    """Each QuantizeLinear goes up to the one value that all it reads was cut, turned and joined from."""
-    for quantize in [node for node in model.graph if node.op_type == "QuantizeLinear"]:
+    """Each QuantizeLinear goes up to the one value that all it reads was cut, turned and joined from.
+
+    A convolution's stays: OpenVINO computes it in float when a move stands between.
+    """
+    for quantize in [node for node in model.graph if node.op_type == "QuantizeLinear" and not _of_convolution(node)]:
         moves = _moves(quantize)
         sources = {value for node in moves for value in _moved(node) if value.producer() not in moves}
         if not moves or len(sources) != 1:
             continue
         _swap(model, quantize, moves, sources.pop())
+
+
+def _of_convolution(quantize: ir.Node) -> bool:
+    dequantized = (value for node in quantize.outputs[0].consumers() for value in node.outputs)
+    return any(reader.op_type == "Conv" for value in dequantized for reader in value.consumers())
 
 
 def _moves(quantize: ir.Node) -> list[ir.Node]:
