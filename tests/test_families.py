@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from timm.models import generate_default_cfgs, register_model
@@ -19,7 +20,7 @@ from torch import nn
 
 from tests.conftest import QUICK, require
 from tests.small_models import classifier, images, logits_of, vit, worst
-from vit_edge import evaluation
+from vit_edge import bundle, evaluation, metrics
 from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.models import zoo
@@ -140,6 +141,30 @@ def test_a_family_holds_parity_and_runs_in_int8(stages: Path, tmp_path: Path, ru
     print(f"{report.model} on {runtime}: {checks['parity'].detail}; {checks['coverage'].detail}")
     assert "f32" in {entry.precision for entry in report.parity.floats}
     assert report.parity.int8_sqnr_db is None or report.parity.int8_sqnr_db > LEAST_SQNR_DB
+
+
+def test_tensorrt_builds_a_family_in_int8_with_fp16_and_in_both_floats(stages: Path, tmp_path: Path) -> None:
+    """On ONNX Runtime, which rounds to fp16 between the operators, the graphs answer as they should."""
+    require("tensorrt_rtx_bindings", "tensorrt")
+    onnxruntime = require("onnxruntime", "onnxruntime")
+    target = load("tensorrt").model_copy(update={"compute_capabilities": ("8.6",)})
+    export.run(
+        tmp_path, student=stages / "student", int8=stages / "int8", evaluation=stages / "evaluation", target=target,
+        limits=Limits(), provenance={},
+    )  # fmt: skip
+    opened = bundle.read(tmp_path / "bundle")
+    assert list(opened.floats) == ["f32", "fp16"]
+    expected_NK = evaluation.read(stages / "evaluation").logits_NK
+    found = {}
+    for name, files in {"int8": opened.int8, **opened.floats}.items():
+        session = onnxruntime.InferenceSession(str(files[0]), providers=["CPUExecutionProvider"])
+        found[name] = np.concatenate(
+            [session.run(None, {"images": image})[0] for image in images(32, SIDE, seed=1)[:, None]]
+        )
+        assert found[name].dtype == np.float32
+    assert metrics.agreement(expected_NK.argmax(1), found["fp16"].argmax(1)) >= 0.995
+    assert worst(found["fp16"], expected_NK) < 0.02
+    assert metrics.sqnr_db(found["f32"], found["int8"]) > LEAST_SQNR_DB
 
 
 def test_parallel_branches_are_one_convolution_when_served() -> None:

@@ -3,7 +3,7 @@
 bundle.json      what the files are, how they were made, SHA-256 and size of every one
 bundle.json.sig  where it is signed: Ed25519 over bundle.json's bytes
 int8/…           the target's own files: .onnx, or .xml + .bin
-float/…          the same student in float for this target
+float/…          the same student in float for this target, fp16 where that must stand in the graph in float/fp16/
 evaluation/…     the gate's images and the reference's logits; may travel apart
 
 Nobody vouches for a bundle: nothing is parsed before its size, its digest and, where one is asked for, its signature

@@ -60,7 +60,7 @@ def test_writes_a_bundle_that_holds(
     assert manifest.model.parameters == vit().parameter_count
     assert manifest.limits.max_drop_points == 2.0
     assert manifest.expected_int8 is not None
-    assert {"patch_embed.proj", "blocks.1.mlp.fc2"} <= set(manifest.expected_int8)
+    assert {"patch_embed.proj", "blocks.0.mlp.fc2", "blocks.1.attn.k"} <= set(manifest.expected_int8)
     assert not any("/" in name for name in manifest.expected_int8)
     if runtime != "tensorrt":
         _check_runs(found, stages, target)

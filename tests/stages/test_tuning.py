@@ -42,7 +42,7 @@ def test_a_graph_that_two_lowerings_make_alike_is_measured_once() -> None:
 def test_where_there_is_one_way_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     found = built("vit")
     graphs = [onnx.with_batch(model, 1) for model in (found.canonical, found.floats)]
-    assert tuning.fastest(*graphs, found.by_value, target("tensorrt"), images(8)) == ("canonical", [])
+    assert tuning.fastest(*graphs, found.by_value, target("tensorrt"), images(8)) == ("where it gains", [])
     assert "tensorrt is lowered as a rule" in capsys.readouterr().err
 
 

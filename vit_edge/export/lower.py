@@ -26,6 +26,7 @@ from vit_edge.export.graph import (
 from vit_edge.export.integer import integer_products
 from vit_edge.export.moves import quantize_before_moves
 from vit_edge.export.onnx import INPUT, tidy
+from vit_edge.export.placement import release_small
 from vit_edge.export.windows import add_bias_once, drop_empty_pads, unpack_heads
 from vit_edge.quantization.ranges import STEPS, Range
 
@@ -83,7 +84,7 @@ LOWERINGS: dict[str, dict[str, tuple[Rewrite, ...]]] = {
         "int8 attention": (drop_empty_pads, add_bias_once, quantize_before_moves, quantize_scores, quantize_mixing),
         "canonical": (),
     },
-    "tensorrt": {"canonical": ()},
+    "tensorrt": {"where it gains": (release_small,)},
 }
 
 

@@ -26,21 +26,26 @@ INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def to_onnx(graph_module: nn.Module, image_size: int) -> ir.Model:
-    """The graph, float or converted to int8, with a free batch size."""
+def program(graph_module: nn.Module, image_size: int) -> torch.onnx.ONNXProgram:
+    """The graph, float or converted to int8, as the exporter gives it: an ONNX model and the graph that it is made of."""
     example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
     batch = torch.export.Dim(BATCH, min=1, max=MAX_BATCH)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            program = torch.onnx.export(
+            exported = torch.onnx.export(
                 graph_module, (example,), dynamo=True, opset_version=OPSET, input_names=[INPUT], output_names=[OUTPUT],
                 dynamic_shapes=({0: batch},), verbose=False,
             )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as err:
             raise not_exportable(err) from err
-    assert program is not None
-    return clean(program.model)
+    assert exported is not None
+    return exported
+
+
+def to_onnx(graph_module: nn.Module, image_size: int) -> ir.Model:
+    """The graph with a free batch size, cleaned."""
+    return clean(program(graph_module, image_size).model)
 
 
 def clean(model: ir.Model) -> ir.Model:

@@ -31,9 +31,10 @@ BATCHES, WARMUP, QUERIES = 16, 5, 24
 
 @dataclass(frozen=True)
 class Canonical:
-    """The canonical int8 graph, and the ranges by its value names; module: the same in torch."""
+    """The canonical int8 graph, and the ranges by its value names; module: the same in torch; program: as exported."""
 
     module: nn.Module
+    program: torch.onnx.ONNXProgram
     graph: onnx.ir.Model
     ranges: dict[str, Range]
 
@@ -43,8 +44,9 @@ def canonical(chosen: Chosen, image_size: int) -> Canonical:
     by_node, example = chosen.outcome.ranges, torch.from_numpy(chosen.fit_NHWC[:2].copy())
     on_grid = copy.deepcopy(chosen.on_grid)
     module = quantizer.quantize(on_grid, example, by_node, chosen.float_layers, chosen.outcome.scales)
-    graph = onnx.to_onnx(module, image_size)
-    return Canonical(module, graph, onnx.ranges_by_value(graph, products(chosen.floats), by_node))
+    program = onnx.program(module, image_size)
+    graph = onnx.clean(program.model)
+    return Canonical(module, program, graph, onnx.ranges_by_value(graph, products(chosen.floats), by_node))
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from vit_edge import bundle
-from vit_edge.export import onnx
+from vit_edge.export import magnitudes, onnx
+from vit_edge.export.half import halved
 from vit_edge.export.lower import LOWERINGS, lowered
+from vit_edge.export.placement import int8_products
 from vit_edge.export.reduce import with_seven_bits
 from vit_edge.models import classifier as models
 from vit_edge.models.zoo import GEOMETRY
@@ -19,6 +21,9 @@ from vit_edge.runtimes import registry
 from vit_edge.runtimes.base import Runtime
 from vit_edge.stages import tuning
 from vit_edge.target import Target
+
+# Runtimes that run a graph in the precision that stands in it.
+TYPED = {"tensorrt"}
 
 
 def run(
@@ -42,20 +47,26 @@ def run(
         else tuning.fastest(canonical, floats, seen, target, tuning_NHWC)
     )
     seven_bits = with_seven_bits(canonical) if target.reduced_range else None
-    int8_files = built(runtime, lowered(canonical, seen, target.runtime, variant), target, place / "int8")
+    graph = lowered(canonical, seen, target.runtime, variant)
+    expected = _expected(int8, graph, target)
+    graph, typed_floats = _typed(int8, graph, floats, target)
+    int8_files = built(runtime, graph, target, place / "int8")
     reduced_files = (
         built(runtime, lowered(seven_bits, seen, target.runtime, variant), target, place / "int8-seven-bits")
         if seven_bits
         else None
     )
-    float_files = built(runtime, floats, target, place / "float")
+    float_files = {
+        precision: built(runtime, model, target, place / "float" / ("" if precision == "f32" else precision))
+        for precision, model in typed_floats.items()
+    }
     manifest = {
         "target": target.model_dump(mode="json"),
         **_model(student),
         "int8_files": _names(int8_files, place),
         "reduced_files": _names(reduced_files, place) if reduced_files else None,
-        "float_files": {"f32": _names(float_files, place)},
-        "expected_int8": _expected(int8, runtime, int8_files, target),
+        "float_files": {precision: _names(files, place) for precision, files in float_files.items()},
+        "expected_int8": _kept_by(runtime, int8_files, target, expected),
         "limits": limits.model_dump(mode="json"),
         "provenance": provenance,
     }
@@ -66,8 +77,22 @@ def run(
         "lowering": variant,
         "tried": tried,
         "int8_bytes": sum(path.stat().st_size for path in int8_files),
-        "float_bytes": sum(path.stat().st_size for path in float_files),
+        "float_bytes": sum(path.stat().st_size for path in float_files["f32"]),
     }
+
+
+def _typed(
+    int8: Path, graph: onnx.ir.Model, floats: onnx.ir.Model, target: Target
+) -> tuple[onnx.ir.Model, dict[str, onnx.ir.Model]]:
+    """The int8 graph, and the float one in every precision that must stand in the graph, f32 first.
+
+    TensorRT runs what a graph says: what is not int8 is fp16 there, unless the target asks for f32.
+    """
+    if target.runtime not in TYPED:
+        return graph, {"f32": floats}
+    large = {name: magnitudes.read(int8 / "magnitudes.json", name) for name in ("float", "int8")}
+    mixed = graph if target.precision == "f32" else halved(graph, large["int8"])
+    return mixed, {"f32": floats, "fp16": halved(floats, large["float"])}
 
 
 def _names(files: list[Path], place: Path) -> list[str]:
@@ -99,10 +124,16 @@ def _model(student: Path) -> dict[str, Any]:
     }
 
 
-def _expected(int8: Path, runtime: Runtime, files: list[Path], target: Target) -> list[str]:
-    """Names of the matrix products that must run in int8, less those that the runtime does not keep the name of."""
+def _expected(int8: Path, graph: onnx.ir.Model, target: Target) -> list[str]:
+    """Names of the matrix products that must run in int8, less those that the lowering gave back to float."""
     layers = json.loads((int8 / "layers.json").read_text(encoding="utf-8"))
     names = [layer["name"] for layer in layers if layer["reason"] is None]
+    kept = int8_products(graph) if target.runtime in TYPED else set(names)
+    return [name for name in names if name in kept]
+
+
+def _kept_by(runtime: Runtime, files: list[Path], target: Target, names: list[str]) -> list[str]:
+    """The products, less those that the runtime does not keep the name of."""
     if runtime.probe().problem:
         return names
     with runtime.open(files, target) as session:

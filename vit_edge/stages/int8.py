@@ -3,6 +3,7 @@
 int8.onnx     the canonical graph (quantization/quantizer.py), free batch size
 float.onnx    the same folded student in float
 ranges.json   what calibration saw, by the value names of both graphs
+magnitudes.json  how large the values of each graph become, for what runs in fp16
 layers.json   every matrix product: int8 or float and why, signal to noise of its weight and input, how its range
               was chosen, equalization's α, whether rounding was compensated and the bias corrected
 search.json   how it was held against the tune split, and what was given back to float (search.py)
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from vit_edge import metrics
-from vit_edge.export import onnx
+from vit_edge.export import magnitudes, onnx
 from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.progress import say
@@ -36,6 +37,7 @@ from vit_edge.stages.search import Ground
 from vit_edge.store import write_json
 
 CHECKED_IMAGES = 256
+MEASURED_IMAGES = 64  # for magnitudes
 
 
 def run(
@@ -57,7 +59,9 @@ def run(
     calibration.check_weights(graph)
     checked_NHWC = calibration_NHWC[:CHECKED_IMAGES]
     float_NK = logits(graph, checked_NHWC)
-    onnx.save(onnx.to_onnx(graph, side), folder / "float.onnx")
+    program = onnx.program(graph, side)
+    measured = {"float": magnitudes.observe(program, checked_NHWC[:MEASURED_IMAGES])}
+    onnx.save(onnx.clean(program.model), folder / "float.onnx")
     chosen = choose(graph, calibration_NHWC, config, say)
     chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
     layers = [replace(layer, reason=layer.reason or reasons.get(layer.name)) for layer in layers]
@@ -68,6 +72,8 @@ def run(
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)
+    measured["int8"] = magnitudes.observe(made.program, checked_NHWC[:MEASURED_IMAGES])
+    magnitudes.write(folder / "magnitudes.json", measured)
     alone = {one.name: one.kl_alone for one in found.costs} if found else {}
     write_json(
         folder / LAYERS,
