@@ -16,7 +16,7 @@ lint: $(VENV)/.dev  ## style and types
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev  ## side-by-side measurements
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in benchmarks/*.py; do PYTHONPATH=. $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) dist build

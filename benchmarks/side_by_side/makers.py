@@ -3,16 +3,14 @@
 A maker writes one file for one case; what several need is made once and kept beside it.
 """
 
-import contextlib
-import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from side_by_side import peers
 from side_by_side.images import as_planes, shaded_images
 from side_by_side.models import CLASSES, Case, classifier, timms
 from vit_edge.export import onnx
@@ -65,7 +63,7 @@ def timm_onnx(case: Case, path: Path, shared: Path) -> None:
     from timm.utils.onnx import onnx_export
 
     whole = path.with_name("timm_open.onnx")
-    with _quiet():
+    with peers.quiet():
         onnx_export(timms(case), str(whole), batch_size=2, input_size=(3, 224, 224), opset=20, use_dynamo=True)
     model = onnx_library.load(whole)
     names = [one.dim_param for one in model.graph.input[0].type.tensor_type.shape.dim if one.dim_param]
@@ -81,7 +79,7 @@ def nncf_of_timm(case: Case, path: Path, shared: Path) -> None:
 
     example = torch.zeros(case.batch, 3, 224, 224)
     model = openvino.convert_model(timms(case), example_input=example, input=[tuple(example.shape)])
-    _nncf(model, case, [as_planes(piece) for piece in _pieces(case)], path)
+    peers.nncf(model, [as_planes(piece) for piece in _pieces(case)], path, transformer=case.transformer)
 
 
 def nncf_of_ours(case: Case, path: Path, shared: Path) -> None:
@@ -89,38 +87,23 @@ def nncf_of_ours(case: Case, path: Path, shared: Path) -> None:
     import openvino
 
     model = openvino.Core().read_model(str(_float_onnx(case, path)))
-    _nncf(model, case, list(_pieces(case)), path)
+    peers.nncf(model, list(_pieces(case)), path, transformer=case.transformer)
 
 
 def static_of(source: Maker, given: Callable[[np.ndarray], np.ndarray]) -> Maker:
-    """ONNX Runtime's quantize_static, per channel, after its own preparation; given: images as the source takes them."""
+    """ONNX Runtime's quantize_static; given: images as the source takes them."""
 
     def make(case: Case, path: Path, shared: Path) -> None:
-        from onnxruntime.quantization import CalibrationDataReader, quantize_static
-
-        class Reader(CalibrationDataReader):
-            def __init__(self, name: str) -> None:
-                self.feeds = iter([{name: given(piece)} for piece in _pieces(case)])
-
-            def get_next(self) -> dict[str, np.ndarray] | None:
-                return next(self.feeds, None)
-
-        ready = _prepared(source, case, path, shared)
-        with _quiet():
-            quantize_static(str(ready), str(path), Reader(_input_name(ready)), per_channel=True)
+        peers.static(_prepared(source, case, path, shared), [given(piece) for piece in _pieces(case)], path)
 
     return make
 
 
 def dynamic_of(source: Maker) -> Maker:
-    """ONNX Runtime's quantize_dynamic of the matrix products, per channel, after its own preparation."""
+    """ONNX Runtime's quantize_dynamic of the matrix products: its convolutions are slower than float."""
 
     def make(case: Case, path: Path, shared: Path) -> None:
-        from onnxruntime.quantization import quantize_dynamic
-
-        ready = _prepared(source, case, path, shared)
-        with _quiet():
-            quantize_dynamic(str(ready), str(path), per_channel=True, op_types_to_quantize=["MatMul", "Gemm"])
+        peers.dynamic(_prepared(source, case, path, shared), path, ["MatMul", "Gemm"])
 
     return make
 
@@ -135,7 +118,7 @@ def torchao_onnx(case: Case, path: Path, shared: Path) -> None:
     from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
     example = (torch.from_numpy(as_planes(shaded_images()[: case.batch])),)
-    with _quiet(), torch.no_grad():
+    with peers.quiet(), torch.no_grad():
         graph = torch.export.export(timms(case), example).module(check_guards=False)
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(graph, quantizer)
@@ -173,17 +156,6 @@ def _int8_stage(case: Case, shared: Path) -> Path:
     return folder
 
 
-def _nncf(model: object, case: Case, feeds: list[np.ndarray], path: Path) -> None:
-    import nncf
-    import openvino
-
-    logging.getLogger("nncf").setLevel(logging.ERROR)
-    kind = nncf.ModelType.TRANSFORMER if case.transformer else None
-    with _quiet():
-        quantized = nncf.quantize(model, nncf.Dataset(feeds), subset_size=len(feeds), model_type=kind)
-    openvino.save_model(quantized, str(path), compress_to_fp16=False)
-
-
 def _float_onnx(case: Case, path: Path) -> Path:
     source = path.with_name("our_float.onnx")
     if not source.exists():
@@ -192,37 +164,15 @@ def _float_onnx(case: Case, path: Path) -> Path:
 
 
 def _prepared(source: Maker, case: Case, path: Path, shared: Path) -> Path:
-    """The float graph after ONNX Runtime's own preparation for quantizing."""
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
     ready = path.with_name(f"{source.__name__}_ready.onnx")
     if not ready.exists():
         plain = path.with_name(f"{source.__name__}_plain.onnx")
         source(case, plain, shared)
-        with _quiet():
-            quant_pre_process(str(plain), str(ready))
+        peers.prepared(plain, ready)
     return ready
-
-
-def _input_name(path: Path) -> str:
-    import onnx as onnx_library
-
-    return str(onnx_library.load(path).graph.input[0].name)
 
 
 def _pieces(case: Case) -> Iterator[np.ndarray]:
     """The calibration images in whole batches."""
     images = shaded_images()[:CALIBRATION]
     return (images[start : start + case.batch] for start in range(0, len(images), case.batch))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Peers warn of much that is of no concern here."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), Path(os.devnull).open("w") as sink, contextlib.redirect_stdout(sink):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(logging.NOTSET)

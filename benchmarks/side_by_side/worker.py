@@ -8,16 +8,16 @@ JOB is a Job in JSON. Each line on stdin is a number of queries, each on stdout 
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vit_edge.runtimes.clock import Query, turn
+
 SETTLE = 3
 """Queries at the start of a turn that are not timed."""
 TURN_SECONDS, WARMUP_SECONDS, LEAST_TIMED = 0.25, 1.0, 4
-Query = Callable[[int], object]
 
 
 def main(job: dict[str, Any]) -> None:
@@ -39,15 +39,6 @@ def warmed_up(query: Query) -> int:
     while len(latencies_ms) < 5 or time.perf_counter() < until:
         latencies_ms += turn(query, len(latencies_ms), 1)
     return max(LEAST_TIMED, round(1000 * TURN_SECONDS / float(np.median(latencies_ms))))
-
-
-def turn(query: Query, first: int, count: int) -> list[float]:
-    latencies_ms = []
-    for number in range(first, first + count):
-        before = time.perf_counter_ns()
-        query(number)
-        latencies_ms.append((time.perf_counter_ns() - before) / 1e6)
-    return latencies_ms
 
 
 def runtimes(job: dict[str, Any]) -> Query:

@@ -56,16 +56,21 @@ def test_no_weight_is_beyond_64_and_none_moves_by_more_than_half_a_step(stages: 
     assert compared > 10
 
 
-def test_the_bundle_brings_both_and_the_processor_chooses(
-    stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def exported(stages: Path, folder: Path) -> bundle.Bundle:
+    """For OpenVINO, with both sorts of int8."""
     require("openvino", "openvino")
     target = load("openvino").model_copy(update={"threads": 1, "reduced_range": True})
     export.run(
-        tmp_path, student=stages / "student", int8=stages / "int8", evaluation=None, target=target, limits=Limits(),
+        folder, student=stages / "student", int8=stages / "int8", evaluation=None, target=target, limits=Limits(),
         provenance={},
     )  # fmt: skip
-    opened = bundle.read(tmp_path / "bundle")
+    return bundle.read(folder / "bundle")
+
+
+def test_the_bundle_brings_both_and_the_processor_chooses(
+    stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = exported(stages, tmp_path)
     monkeypatch.setattr(machine, "instruction_sets", lambda: ["AVX2", "AVX-VNNI"])
     assert artefacts.int8_files(opened) == opened.int8
     assert artefacts.int8_variant(opened) is None
@@ -77,13 +82,7 @@ def test_the_bundle_brings_both_and_the_processor_chooses(
 
 
 def test_seven_bits_answer_as_they_should_where_eight_saturate(stages: Path, tmp_path: Path) -> None:
-    require("openvino", "openvino")
-    target = load("openvino").model_copy(update={"threads": 1, "reduced_range": True})
-    export.run(
-        tmp_path, student=stages / "student", int8=stages / "int8", evaluation=None, target=target, limits=Limits(),
-        provenance={},
-    )  # fmt: skip
-    opened = bundle.read(tmp_path / "bundle")
+    opened = exported(stages, tmp_path)
     assert opened.reduced is not None
     seen_NHWC = images(60, seed=3)
     np.save(tmp_path / "images.npy", seen_NHWC)

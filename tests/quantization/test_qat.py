@@ -1,10 +1,6 @@
 """Quantization-aware distillation of a ViT and of a CNN with batch norm, both trained here on digits of 16 px."""
 
 import copy
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from tests.killed import kill_after, started
 from tests.small_models import SmallCnn, logits_of, preprocessing, run_onnx, worst
 from tests.training.small import alone, small
 from vit_edge import metrics
@@ -210,15 +207,10 @@ def test_a_killed_training_goes_on_to_the_same_graph(tmp_path: Path) -> None:
     qat = {"epochs": 20, "checkpoint_seconds": 1e-3, "learning_rate": 1e-3}
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(alone(int8__qat=qat, student__training__epochs=2).model_dump(mode="json")))
-    assert process(recipe, tmp_path / "whole").wait() == 0
-    victim = process(recipe, tmp_path / "killed")
-    checkpoint = tmp_path / "killed" / "int8.partial" / "checkpoint.pt"
-    while step(checkpoint) < 5:
-        assert victim.poll() is None, "the training ended before it could be killed"
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    again = process(recipe, tmp_path / "killed")
+    assert started(recipe, tmp_path / "whole", "int8").wait() == 0
+    victim = started(recipe, tmp_path / "killed", "int8")
+    kill_after(victim, tmp_path / "killed" / "int8.partial" / "checkpoint.pt", 5)
+    again = started(recipe, tmp_path / "killed", "int8")
     _, said = again.communicate()
     assert again.returncode == 0, said
     assert "qat: going on after" in said
@@ -232,15 +224,3 @@ def exported(found: Learned) -> ir.Model:
     graph, outcome = found.after.on_grid, found.after.outcome
     example = torch.from_numpy(found.calibration_NHWC[:2].copy())
     return onnx.to_onnx(quantizer.quantize(copy.deepcopy(graph), example, outcome.ranges, (), outcome.scales), SIDE)
-
-
-def process(recipe: Path, out: Path) -> "subprocess.Popen[str]":
-    code = (
-        "import sys, pathlib; from vit_edge import recipe, pipeline\n"
-        "pipeline.Pipeline(recipe.load(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), 'cpu').run('int8')"
-    )
-    return subprocess.Popen([sys.executable, "-c", code, str(recipe), str(out)], stderr=subprocess.PIPE, text=True)
-
-
-def step(checkpoint: Path) -> int:
-    return int(torch.load(checkpoint, weights_only=True)["step"]) if checkpoint.exists() else 0

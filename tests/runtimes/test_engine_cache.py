@@ -45,7 +45,7 @@ def test_an_engine_is_built_once(tmp_path: Path) -> None:
         replace(WANTED, gpu=GPU | {"cuda_driver": "12.5"}),
         replace(WANTED, gpu=GPU | {"device": "Another"}),
         replace(WANTED, version="10.4.0"),
-        replace(WANTED, library="tensorrt_rtx_bindings"),
+        replace(WANTED, package="tensorrt_rtx_bindings"),
         replace(WANTED, batches=(1, 1, 32)),
         replace(WANTED, unfused=True),
     ],

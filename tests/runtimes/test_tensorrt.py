@@ -90,7 +90,7 @@ def test_with_a_gpu_the_gate_measures(make_bundle: MakeBundle) -> None:
 def test_a_record_of_the_network_says_what_the_engine_does_not(
     tensorrt: TensorRt, tiny: TinyModel, tmp_path: Path
 ) -> None:
-    _, library = tensorrt_build.library()
+    _, library = tensorrt_build.installed()
     build = tensorrt_build.Build(library, tiny.save(tmp_path / "m.onnx", int8=True), aimed())
     assert build.record() == {"output": "logits", "products": PRODUCTS, "precision": "f32"}
 
@@ -120,7 +120,7 @@ def attention(path: Path, dtype: int) -> Path:
 def test_unfused_attention_gives_out_what_is_inside_it(
     tensorrt: TensorRt, tmp_path: Path, dtype: int, precision: str
 ) -> None:
-    _, library = tensorrt_build.library()
+    _, library = tensorrt_build.installed()
     path = attention(tmp_path / "m.onnx", dtype)
     fused, unfused = (tensorrt_build.Build(library, path, aimed(), unfused=unfused) for unfused in (False, True))
     assert [build.network.num_outputs for build in (fused, unfused)] == [1, 2]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,13 +12,10 @@ import pytest
 import torch
 import yaml
 
+from tests.killed import kill, kill_after, started
 from tests.training.small import SGD, TRAINING, metrics_of, same_weights, small, weights
 from vit_edge.pipeline import Pipeline
 
-CODE = (
-    "import sys, pathlib; from vit_edge import recipe, pipeline\n"
-    "pipeline.Pipeline(recipe.load(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]), 'cpu').run('student')"
-)
 EVERY_STEP = {"student__training__checkpoint_seconds": 1e-3, "teacher__training__checkpoint_seconds": 1e-3}
 
 
@@ -35,16 +31,15 @@ def test_a_training_killed_at_three_random_moments_ends_with_the_same_weights(tm
     }
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(small(**settings).model_dump(mode="json")), encoding="utf-8")
-    started = time.monotonic()
-    _run(recipe, tmp_path / "whole").wait()
-    seconds = time.monotonic() - started
+    began = time.monotonic()
+    started(recipe, tmp_path / "whole", "student").wait()
+    seconds = time.monotonic() - began
     moments = np.random.default_rng(time.time_ns()).uniform(0.4, 0.95, 3) * seconds
     for moment in moments:
-        victim = _run(recipe, tmp_path / "killed")
+        victim = started(recipe, tmp_path / "killed", "student")
         time.sleep(moment)
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
-    last = _run(recipe, tmp_path / "killed")
+        kill(victim)
+    last = started(recipe, tmp_path / "killed", "student")
     _, said = last.communicate()
     assert last.returncode == 0, said
     assert same_weights(tmp_path / "whole", tmp_path / "killed"), f"killed after {moments} s"
@@ -59,15 +54,10 @@ def test_a_checkpoint_inside_an_epoch_is_continued(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(small(**settings).model_dump(mode="json")), encoding="utf-8")
     Pipeline(small(**settings), tmp_path / "whole", "cpu").run("student")
-    victim = _run(recipe, tmp_path / "killed")
+    victim = started(recipe, tmp_path / "killed", "student")
     checkpoint = tmp_path / "killed" / "student.partial" / "checkpoint.pt"
-    while _step(checkpoint) < 14:
-        assert victim.poll() is None, "the training ended before it could be killed"
-        time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    assert _step(checkpoint) % 12, "killed at the end of an epoch"
-    again = _run(recipe, tmp_path / "killed")
+    assert kill_after(victim, checkpoint, 14) % 12, "killed at the end of an epoch"
+    again = started(recipe, tmp_path / "killed", "student")
     _, said = again.communicate()
     assert "student: going on after" in said
     assert same_weights(tmp_path / "whole", tmp_path / "killed")
@@ -98,11 +88,3 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert done.stderr.count("student: done in") == 1
     record = json.loads((tmp_path / "two" / "student" / "stage.json").read_text(encoding="utf-8"))
     assert record["fingerprint"] == json.loads((tmp_path / "one" / "student" / "stage.json").read_text(encoding="utf-8"))["fingerprint"]  # fmt: skip
-
-
-def _run(recipe: Path, out: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", CODE, str(recipe), str(out)], stderr=subprocess.PIPE, text=True)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(torch.load(checkpoint, weights_only=True)["step"]) if checkpoint.exists() else 0

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vit_edge.export.graph import array, entry, initializer, name_of, only_consumer, producer, product_name
-from vit_edge.quantization.ranges import STEPS, Range
+from vit_edge.export.graph import array, entry, initializer, name_of, only_consumer, producer, product_name, quantized
+from vit_edge.quantization.ranges import STEPS, UINT8_MAX, Range
 
 MICROSOFT = "com.microsoft"
 SPLIT, SPLIT_TRANSPOSED = (0, 2, 1, 3), (0, 2, 3, 1)
-UINT8_MAX = 255
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,9 @@ def _quantize(model: ir.Model, product: ir.Node, index: int, ranges: Mapping[str
         initializer(model, f"{name}_scale", np.array(scale, np.float32)),
         initializer(model, f"{name}_zero_point", np.array(zero)),
     ]
-    quantize = ir.node("QuantizeLinear", [value, *constants], name=f"{name}/QuantizeLinear")
-    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *constants], name=f"{name}/DequantizeLinear")
-    quantize.outputs[0].name, dequantize.outputs[0].name = f"{name}_quantized", f"{name}_dequantized"
-    model.graph.insert_before(product, [quantize, dequantize])
-    product.replace_input_with(index, dequantize.outputs[0])
+    nodes = quantized(value, constants, name)
+    model.graph.insert_before(product, nodes)
+    product.replace_input_with(index, nodes[1].outputs[0])
 
 
 def _unscaled(value: ir.Value) -> tuple[ir.Value, float]:

@@ -1,5 +1,7 @@
 """Reading and editing an ONNX graph, with what is certain in our graphs asserted in one place."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 from onnx import helper
@@ -99,6 +101,14 @@ def initializer(model: ir.Model, name: str, numbers: np.ndarray) -> ir.Value:
         shape = ir.Shape(numbers.shape)
         model.graph.register_initializer(ir.Value(name=name, const_value=tensor, shape=shape, type=dtype))
     return model.graph.initializers[name]
+
+
+def quantized(value: ir.Value, constants: Sequence[ir.Value], name: str) -> tuple[ir.Node, ir.Node]:
+    """A QuantizeLinear of the value and the DequantizeLinear after it, both with these constants: scale and zero point."""
+    quantize = ir.node("QuantizeLinear", [value, *constants], name=f"{name}/QuantizeLinear")
+    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *constants], name=f"{name}/DequantizeLinear")
+    quantize.outputs[0].name, dequantize.outputs[0].name = f"{name}_quantized", f"{name}_dequantized"
+    return quantize, dequantize
 
 
 def skip(model: ir.Model, node: ir.Node) -> None:

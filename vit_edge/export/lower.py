@@ -20,6 +20,7 @@ from vit_edge.export.graph import (
     producer,
     product_name,
     products,
+    quantized,
     scalar,
     skip,
 )  # fmt: skip
@@ -28,13 +29,12 @@ from vit_edge.export.moves import quantize_before_moves
 from vit_edge.export.onnx import INPUT, tidy
 from vit_edge.export.placement import release_small
 from vit_edge.export.windows import add_bias_once, drop_empty_pads, unpack_heads
-from vit_edge.quantization.ranges import STEPS, Range
+from vit_edge.quantization.ranges import STEPS, UINT8_MAX, Range
 
 Ranges = Mapping[str, Range]
 Rewrite = Callable[[ir.Model, Ranges], None]
 """Changes a graph in place."""
 INT32_MAX = np.iinfo(np.int32).max
-UINT8_MAX = 255
 ACTIVATIONS = {"Relu", "Clip"}
 PIXEL_OPERATORS = {"Cast", "Sub", "Transpose", "Reshape"}
 
@@ -187,12 +187,9 @@ def _chain(images: ir.Value) -> list[ir.Node]:
 
 def _inserted(model: ir.Model, after: ir.Node, affine: Affine, name: str) -> ir.Value:
     """What `after` makes, quantized and dequantized."""
-    constants = affine.constants(model, name)
-    quantize = ir.node("QuantizeLinear", [after.outputs[0], *constants], name=f"{name}/QuantizeLinear")
-    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *constants], name=f"{name}/DequantizeLinear")
-    quantize.outputs[0].name, dequantize.outputs[0].name = f"{name}_quantized", f"{name}_dequantized"
-    model.graph.insert_after(after, [quantize, dequantize])
-    return dequantize.outputs[0]
+    nodes = quantized(after.outputs[0], affine.constants(model, name), name)
+    model.graph.insert_after(after, nodes)
+    return nodes[1].outputs[0]
 
 
 def _clipped(activation: ir.Node, found: Range) -> Range:

@@ -14,10 +14,10 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.export.onnx import OUTPUT
+from vit_edge.quantization.batches import batches
 from vit_edge.store import write_json
 
 SCHEMA = "vit-edge/magnitudes/1"
-BATCH = 16
 aten = torch.ops.aten
 LAYER_NORMS = {aten.layer_norm.default, aten.native_layer_norm.default}
 
@@ -43,8 +43,8 @@ def observe(program: torch.onnx.ONNXProgram, images_NHWC: np.ndarray) -> dict[st
     """
     assert program.exported_program is not None
     recorder = _Recorder(program.exported_program.module(check_guards=False))
-    for start in range(0, len(images_NHWC), BATCH):
-        recorder.run(torch.from_numpy(np.ascontiguousarray(images_NHWC[start : start + BATCH])))
+    for images_BHWC in batches(images_NHWC):
+        recorder.run(images_BHWC)
     return recorder.found
 
 

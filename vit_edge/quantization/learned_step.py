@@ -12,7 +12,7 @@ from torchao.quantization.pt2e.fake_quantize import FakeQuantizeBase
 from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSpecBase
 
 from vit_edge.quantization.products import Product
-from vit_edge.quantization.quantizer import CanonicalQuantizer
+from vit_edge.quantization.quantizer import CanonicalQuantizer, per_channel
 from vit_edge.quantization.ranges import STEPS, Range
 
 
@@ -75,11 +75,4 @@ class LearningQuantizer(CanonicalQuantizer):
         )
 
     def weight_spec(self, product: Product) -> QuantizationSpecBase:
-        return QuantizationSpec(
-            dtype=torch.int8,
-            quant_min=-STEPS,
-            quant_max=STEPS,
-            qscheme=torch.per_channel_symmetric,
-            ch_axis=0,
-            observer_or_fake_quant_ctr=LearnedStep.with_args(start=self.scales[product.name]),
-        )
+        return per_channel(LearnedStep.with_args(start=self.scales[product.name]))

@@ -82,7 +82,10 @@ class CanonicalQuantizer(Quantizer):
 
     def weight_spec(self, product: Product) -> QuantizationSpecBase:
         """How its weight is."""
-        return _weight(self.scales.get(product.name))
+        scales_O = self.scales.get(product.name)
+        if scales_O is None:
+            return per_channel(PerChannelMinMaxObserver)
+        return per_channel(FixedPerChannelObserver.with_args(scales_O=scales_O))
 
     def _annotation(self, product: Product) -> QuantizationAnnotation:
         (activation,) = product.inputs
@@ -123,17 +126,15 @@ def quantize(
         return convert_pt2e(prepared, fold_quantize=True)
 
 
-def _weight(scales_O: Tensor | None) -> QuantizationSpec:
-    fixed = scales_O is not None
+def per_channel(observer: Any) -> QuantizationSpec:
+    """Of a weight: int8 in steps of each output channel, which the observer or fake quantization finds."""
     return QuantizationSpec(
         dtype=torch.int8,
         quant_min=-STEPS,
         quant_max=STEPS,
         qscheme=torch.per_channel_symmetric,
         ch_axis=0,
-        observer_or_fake_quant_ctr=FixedPerChannelObserver.with_args(scales_O=scales_O)
-        if fixed
-        else PerChannelMinMaxObserver,
+        observer_or_fake_quant_ctr=observer,
     )
 
 

@@ -15,6 +15,7 @@ from vit_edge.store import write_json
 
 BINS = 4096
 STEPS = 127  # of int8 on each side of zero
+UINT8_MAX = 255
 CANDIDATES = np.linspace(0.2, 1.0, 81)
 SAMPLED = 1 << 18
 """Values of one batch of a tensor that enter its histogram; its extremes are of all of them."""

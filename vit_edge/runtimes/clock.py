@@ -69,8 +69,8 @@ def interleaved(queries: Mapping[str, Query], protocol: Protocol) -> dict[str, S
     while not _finished(done, time.perf_counter() - start, min(spent_ms.values()), protocol):
         timed = min(TIMED, protocol.max_queries - done)
         for name in order:
-            _turn(queries[name], done, SETTLE)
-            turn_ms = _turn(queries[name], done + SETTLE, timed)
+            turn(queries[name], done, SETTLE)
+            turn_ms = turn(queries[name], done + SETTLE, timed)
             latencies_ms[name] += turn_ms
             spent_ms[name] += sum(turn_ms)
         done += timed
@@ -98,7 +98,7 @@ def _warmed_up(one: Query, protocol: Protocol) -> tuple[int, bool]:
     medians_ms: list[float] = []
     until, runs = time.perf_counter() + WARMUP_SHARE * protocol.seconds, 0
     while True:
-        medians_ms.append(float(np.median(_turn(one, runs, WARM_TURN))))
+        medians_ms.append(float(np.median(turn(one, runs, WARM_TURN))))
         runs += WARM_TURN
         last = medians_ms[-STEADY_TURNS:]
         steady = len(last) == STEADY_TURNS and max(last) <= (1 + STEADY) * min(last)
@@ -111,7 +111,8 @@ def _finished(done: int, seconds: float, least_spent_ms: float, protocol: Protoc
     return (done >= protocol.min_queries and long_enough) or done >= protocol.max_queries
 
 
-def _turn(one: Query, first: int, count: int) -> list[float]:
+def turn(one: Query, first: int, count: int) -> list[float]:
+    """Milliseconds of so many queries, one after another."""
     latencies_ms = []
     for number in range(first, first + count):
         before = time.perf_counter_ns()

@@ -30,7 +30,7 @@ class Wanted:
 
     onnx_sha256: str
     gpu: Mapping[str, str]
-    library: str
+    package: str
     version: str
     batches: tuple[int, int, int]
     unfused: bool
@@ -42,7 +42,7 @@ class Wanted:
     @property
     def timings_key(self) -> str:
         """Times are the same for every graph."""
-        return _digest([dict(self.gpu), self.library, self.version])
+        return _digest([dict(self.gpu), self.package, self.version])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from vit_edge.errors import UserError
 from vit_edge.runtimes import cuda, tensorrt_apart
 from vit_edge.runtimes.base import Probe
-from vit_edge.runtimes.tensorrt_build import BUILDS, library
+from vit_edge.runtimes.tensorrt_build import BUILDS, installed
 from vit_edge.runtimes.tensorrt_session import TensorRtSession
 from vit_edge.target import Target
 
@@ -24,7 +24,7 @@ class TensorRt:
 
     def probe(self) -> Probe:
         try:
-            module, tensorrt = library()
+            module, tensorrt = installed()
         except UserError as err:
             return Probe(self.name, None, problem=err.problem, fix=err.fix)
         version = f"{tensorrt.__version__} ({BUILDS[module]})"
@@ -64,7 +64,7 @@ class TensorRt:
                 f"TensorRT takes no session options but {ATTENTION}: {UNFUSED}, found {asked}", "remove the others"
             )
         _check_precision(target)
-        _, tensorrt = library()
+        _, tensorrt = installed()
         if missing := cuda.missing_gpu():
             raise UserError(f"TensorRT cannot run here: {missing}", "run on the device that the target names")
         return TensorRtSession(tensorrt, files[0], target, unfused=bool(asked))

@@ -72,7 +72,7 @@ def _work(task: dict[str, Any]) -> dict[str, Any]:
     onnx_path, target = Path(task["onnx"]), Target.model_validate(task["target"])
     if "plan" not in task:
         return {"proof": tensorrt_build.prove(onnx_path, target)}
-    build = tensorrt_build.Build(tensorrt_build.library()[1], onnx_path, target, unfused=task["unfused"])
+    build = tensorrt_build.Build(tensorrt_build.installed()[1], onnx_path, target, unfused=task["unfused"])
     timings = Path(task["timings"])
     build.use_timings(timings)
     Path(task["plan"]).write_bytes(build.serialized())

@@ -16,7 +16,7 @@ BUILDS = {"tensorrt": "tensorrt", "tensorrt_rtx_bindings": "tensorrt-rtx"}
 LARGEST_BATCH = 32
 
 
-def library() -> tuple[str, Any]:
+def installed() -> tuple[str, Any]:
     """The name of the installed build's module, and the module. UserError when there is none."""
     for module in BUILDS:
         if importlib.util.find_spec(module):
@@ -36,7 +36,7 @@ def batches(target: Target) -> tuple[int, int, int]:
 
 def prove(onnx_path: Path, target: Target) -> str:
     """Parses and builds for every architecture that the target names, as far as it can here; says in words what was built."""
-    module, tensorrt = library()
+    module, tensorrt = installed()
     if BUILDS[module] == "tensorrt":
         Build(tensorrt, onnx_path, target).serialized()
         return f"parses and builds with TensorRT {tensorrt.__version__}"

@@ -118,7 +118,7 @@ def int8_variant(opened: Bundle) -> str | None:
         return None
     if opened.reduced:
         return "this processor has no VNNI: int8 with weights of seven bits"
-    return "this processor has no VNNI: sums of int8 products may saturate; export with --reduced-range"
+    return "this processor has no VNNI: sums of int8 products may saturate; set reduced_range: true in the target's profile, and export again"
 
 
 def _saturates(opened: Bundle) -> bool:

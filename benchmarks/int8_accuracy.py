@@ -1,8 +1,9 @@
 """What int8 costs: ours against NNCF, ONNX Runtime's quantizers and plain PT2E, each gated in its own runtime.
 
-    python -m benchmarks.int8.accuracy --out runs/benchmark-int8            # pip install nncf, and for Lite0 see models.py
-    python -m benchmarks.int8.accuracy --only ViT --methods vit-edge NNCF   # a part of it
-    python -m benchmarks.int8.accuracy --cost                               # seconds and memory, ViT-Ti/16 at 224 px
+    export PYTHONPATH=.                                                     # tests/planted.py spoils one of the models
+    python benchmarks/int8_accuracy.py --out runs/benchmark-int8            # pip install nncf; for Lite0 see int8_subjects/
+    python benchmarks/int8_accuracy.py --only ViT --methods vit-edge NNCF   # a part of it
+    python benchmarks/int8_accuracy.py --cost                               # seconds and memory, ViT-Ti/16 at 224 px
 
 The same float models, the same calibration images, the same images to judge on, all through `vit-edge gate`. Every
 quantization is a process of its own, whose seconds and peak memory are told; a finished one is not made again.
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from int8_subjects import models
+from int8_subjects.methods import METHODS
+from int8_subjects.models import Subject
+from side_by_side.peers import quiet
 
 from vit_edge import evaluation, metrics
 from vit_edge.stages.gate import gate_bundle
-
-from . import models
-from .methods import METHODS, quiet
-from .models import Subject
 
 OURS = "vit-edge"
 SECONDS = 0.1  # of latency: nothing is told of it here
@@ -75,11 +76,11 @@ def main() -> None:
 
 def quantize(folder: Path, method: str) -> None:
     """In a process of its own: the bundles of one method, and what they cost to make."""
-    quiet()
     out = _place(folder, method)
     out.mkdir(parents=True, exist_ok=True)
     started, imports_seconds = time.monotonic(), time.process_time()
-    METHODS[method](Subject(folder.name, folder), out)
+    with quiet():
+        METHODS[method](Subject(folder.name, folder), out)
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent = {
         "seconds": time.monotonic() - started,
@@ -93,7 +94,7 @@ def made(subject: Subject, method: str) -> dict[str, float]:
     """Seconds and peak memory of a quantization, which is run where it has not been."""
     told = _place(subject.folder, method) / "spent.json"
     if not told.exists():
-        command = [sys.executable, "-m", "benchmarks.int8.accuracy", "--one", str(subject.folder), method]
+        command = [sys.executable, __file__, "--one", str(subject.folder), method]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads(told.read_text()))
 

@@ -4,23 +4,19 @@ A peer gets what its users give it: the model exported in float, taking normalis
 images prepared the same way. Its file is bundled by `vit-edge bundle` and runs in its own runtime.
 """
 
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from side_by_side import peers
 
+from int8_subjects.models import Subject
 from vit_edge import target as profiles
 from vit_edge.models import classifier as models
-from vit_edge.models.classifier import Loaded
 from vit_edge.recipe import Int8Config, Limits
 from vit_edge.stages import export, foreign, int8
 from vit_edge.target import Target
-
-from .models import Subject
 
 Method = Callable[[Subject, Path], None]
 OPSET = 20
@@ -43,37 +39,22 @@ def ours(subject: Subject, out: Path) -> None:
 
 
 def nncf_plain(subject: Subject, out: Path) -> None:
-    _nncf(subject, out)
+    _nncf(subject, out, transformer=False)
 
 
 def nncf_transformer(subject: Subject, out: Path) -> None:
-    import nncf
-
-    _nncf(subject, out, model_type=nncf.ModelType.TRANSFORMER)
+    _nncf(subject, out, transformer=True)
 
 
 def ort_static(subject: Subject, out: Path) -> None:
-    """ONNX Runtime's documented way: pre-processed, Q/DQ, one scale for each channel of a weight."""
-    from onnxruntime.quantization import quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    given, prepared, made = (out / f"{name}.onnx" for name in ("float", "prepared", "int8"))
-    float_onnx(subject, given)
-    quant_pre_process(str(given), str(prepared))
-    quantize_static(str(prepared), str(made), _Reader(pixels(subject)), per_channel=True)
-    _bundle(subject, made, out, "onnxruntime")
+    peers.static(_prepared(subject, out), list(pixels(subject)), out / "int8.onnx")
+    _bundle(subject, out / "int8.onnx", out, "onnxruntime")
 
 
 def ort_dynamic(subject: Subject, out: Path) -> None:
-    """Ranges are taken anew from each input while it runs; needs no calibration."""
-    from onnxruntime.quantization import quantize_dynamic
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    given, prepared, made = (out / f"{name}.onnx" for name in ("float", "prepared", "int8"))
-    float_onnx(subject, given)
-    quant_pre_process(str(given), str(prepared))
-    quantize_dynamic(str(prepared), str(made), per_channel=True)
-    _bundle(subject, made, out, "onnxruntime")
+    """Needs no calibration."""
+    peers.dynamic(_prepared(subject, out), out / "int8.onnx")
+    _bundle(subject, out / "int8.onnx", out, "onnxruntime")
 
 
 def pt2e(subject: Subject, out: Path) -> None:
@@ -126,45 +107,30 @@ def pixels(subject: Subject) -> Iterator[np.ndarray]:
         yield ((image_HWC.astype(np.float32) / 255 - mean_C) / std_C).transpose(2, 0, 1)[None]
 
 
-def float_onnx(subject: Subject, path: Path) -> Loaded:
+def float_onnx(subject: Subject, path: Path) -> None:
     """The float model as PyTorch exports it."""
     loaded = models.load(subject.student)
     side = loaded.preprocessing.image_size
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), peers.quiet():
         torch.onnx.export(
             loaded.classifier.backbone, (torch.zeros(1, 3, side, side),), path, dynamo=True, opset_version=OPSET,
             input_names=[INPUT], output_names=["logits"], external_data=False, verbose=False,
         )  # fmt: skip
-    return loaded
 
 
-def quiet() -> None:
-    """Peers' notes and progress bars out of the way."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+def _prepared(subject: Subject, out: Path) -> Path:
+    float_onnx(subject, out / "float.onnx")
+    return peers.prepared(out / "float.onnx", out / "prepared.onnx")
 
 
-def _nncf(subject: Subject, out: Path, **options: Any) -> None:
-    import nncf
+def _nncf(subject: Subject, out: Path, *, transformer: bool) -> None:
     import openvino
 
     float_onnx(subject, out / "float.onnx")
     model = openvino.Core().read_model(out / "float.onnx")
-    images = list(pixels(subject))
-    quantized = nncf.quantize(model, nncf.Dataset(images), subset_size=len(images), **options)
-    openvino.save_model(quantized, out / "int8.xml", compress_to_fp16=False)
+    peers.nncf(model, list(pixels(subject)), out / "int8.xml", transformer=transformer)
     _bundle(subject, out / "int8.xml", out, "openvino")
 
 
 def _bundle(subject: Subject, made: Path, out: Path, runtime: str) -> None:
     foreign.bundle_of(made, out / runtime / "bundle", reference=subject.evaluation, target=_target(runtime))
-
-
-class _Reader:
-    def __init__(self, images: Iterator[np.ndarray]):
-        self._images = images
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        image = next(self._images, None)
-        return None if image is None else {INPUT: image}
