@@ -80,7 +80,7 @@ def quantize(folder: Path, method: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
     started, imports_seconds = time.monotonic(), time.process_time()
     with quiet():
-        METHODS[method](Subject(folder.name, folder), out)
+        METHODS[method](Subject(folder.name, folder, (folder / "tune.npz").exists()), out)
     used = resource.getrusage(resource.RUSAGE_SELF)
     spent = {
         "seconds": time.monotonic() - started,

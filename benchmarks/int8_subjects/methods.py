@@ -14,13 +14,15 @@ from side_by_side import peers
 from int8_subjects.models import Subject
 from vit_edge import target as profiles
 from vit_edge.models import classifier as models
-from vit_edge.recipe import Int8Config, Limits
+from vit_edge.recipe import Int8Config, Limits, SearchConfig
 from vit_edge.stages import export, foreign, int8
+from vit_edge.stages.search import Ground
 from vit_edge.target import Target
 
 Method = Callable[[Subject, Path], None]
 OPSET = 20
 INPUT = "pixels"
+MARGIN_POINTS = 0.5
 
 
 def _target(runtime: str) -> Target:
@@ -28,13 +30,21 @@ def _target(runtime: str) -> Target:
 
 
 def ours(subject: Subject, out: Path) -> None:
-    """The product's stages `int8` and `export`, at their defaults, for both runtimes."""
+    """The product's stages `int8` and `export`, at their defaults, for both runtimes.
+
+    Where there are labels, the search may give products back to float until the tune split loses MARGIN_POINTS at most.
+    """
+    targets = [_target(runtime) for runtime in ("onnxruntime", "openvino")]
+    config = Int8Config(search=SearchConfig(max_drop_points=MARGIN_POINTS))
+    ground = Ground(subject.tune_pieces, Limits(), targets) if subject.labelled else None
     (out / "int8").mkdir(parents=True)
-    int8.run(out / "int8", student=subject.student, calibration_NHWC=subject.calibration(), config=Int8Config())
-    for runtime in ("onnxruntime", "openvino"):
+    int8.run(
+        out / "int8", student=subject.student, calibration_NHWC=subject.calibration(), config=config, ground=ground
+    )
+    for target in targets:
         export.run(
-            out / runtime, student=subject.student, int8=out / "int8", evaluation=subject.evaluation,
-            target=_target(runtime), limits=Limits(), provenance={},
+            out / target.name, student=subject.student, int8=out / "int8", evaluation=subject.evaluation,
+            target=target, limits=Limits(), provenance={},
         )  # fmt: skip
 
 

