@@ -5,7 +5,7 @@ import pytest
 from tests import small_models, trained
 from vit_edge.export.fold import deployable
 from vit_edge.models.classifier import Classifier, multiply_adds
-from vit_edge.quantization import sensitivity
+from vit_edge.quantization import sensitivity, work
 from vit_edge.quantization.choice import Chosen, choose, with_float
 from vit_edge.quantization.products import parameter, products
 from vit_edge.recipe import Int8Config
@@ -55,7 +55,7 @@ def test_what_is_in_float_costs_nothing_and_is_as_it_was() -> None:
 @pytest.mark.parametrize("kind", ["vit", "cnn"])
 def test_multiply_adds_are_those_of_the_layers_with_weights(kind: str) -> None:
     model = small_models.vit(readout="mean") if kind == "vit" else small_models.cnn()
-    found = sensitivity.multiply_adds(deployable(model), small_models.images(1))
+    found = work.multiply_adds(deployable(model), small_models.images(1))
     attention = 2 * 2 * 17 * 17 * 48 if kind == "vit" else 0  # two blocks, two products of 17 tokens
     assert sum(found.values()) + attention == multiply_adds(model, small_models.SIDE)
 

@@ -17,13 +17,16 @@ from vit_edge.quantization import calibration, equalization, layerwise
 from vit_edge.quantization.layerwise import Options, Outcome
 from vit_edge.quantization.ranges import Statistics
 from vit_edge.quantization.simulation import Simulation, logits
+from vit_edge.quantization.work import multiply_adds
 from vit_edge.recipe import Int8Config
 
 GAIN = 0.97
 """A step is kept when it leaves at most this share of the KL divergence from float."""
-FEWEST, MOST, VALUES = 32, 256, 1 << 22
-"""Images that a trial is fitted to: as many as the largest tensor holds so many values of, within bounds. It is judged
-on twice as many, MOST at most."""
+FEWEST, MOST = 32, 256
+WORK, VALUES = 40e9, 1 << 27
+"""Images that a trial is fitted to: as many as so many multiply-adds are enough for and the largest tensor holds so many
+values of, within bounds. It is judged on twice as many, MOST at most. Fewer than a hundred are too few for the biases of a
+convolutional network, whose last maps have few places."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def choose(
     `graph_module` is not changed.
     """
     half = len(images_NHWC) // 2
-    count = max(1, min(images_tried(graph_module), half))
+    count = max(1, min(images_tried(graph_module, images_NHWC[:1]), half))
     fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + min(2 * count, MOST)]
     trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
     best = trial.equalized(say)
@@ -81,10 +84,11 @@ def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
     return replace(chosen, on_grid=on_grid, outcome=outcome, float_layers=tuple(float_layers))
 
 
-def images_tried(graph_module: GraphModule) -> int:
+def images_tried(graph_module: GraphModule, image_1HWC: np.ndarray) -> int:
     """How many images a trial is fitted to, as memory and time allow."""
     sizes = (node.meta["val"].shape[1:].numel() for node in graph_module.graph.nodes if _has_batch(node))
-    return max(FEWEST, min(MOST, VALUES // max(sizes)))
+    work = sum(multiply_adds(graph_module, image_1HWC).values())
+    return max(FEWEST, min(MOST, VALUES // max(sizes), int(WORK / work)))
 
 
 @dataclass(frozen=True)

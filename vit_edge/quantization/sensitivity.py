@@ -18,6 +18,7 @@ from vit_edge.quantization.choice import Chosen
 from vit_edge.quantization.layerwise import to_int8
 from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy
 from vit_edge.quantization.simulation import Simulation, logits
+from vit_edge.quantization.work import multiply_adds
 
 IMAGES, BATCH = 64, 16
 """Images that costs are measured on; so many at once, since two evaluations of them are in memory."""
@@ -73,30 +74,6 @@ def ends_for_float(chosen: Chosen) -> dict[str, str]:
             told = f"KL from float {after:.3g}, with it in int8 {before:.3g}"
             reasons[name] = f"by measurement: {told}, for {share:.1%} of the multiply-adds"
     return reasons
-
-
-@torch.no_grad()
-def multiply_adds(graph_module: GraphModule, image_1HWC: np.ndarray) -> dict[str, int]:
-    """Of the layers with weights, for one image, by name."""
-    run = _Counting(graph_module)
-    run.run(torch.from_numpy(image_1HWC.copy()))
-    return run.multiply_adds
-
-
-class _Counting(Interpreter):
-    def __init__(self, graph_module: GraphModule):
-        super().__init__(graph_module)
-        weighted = [p for p in products(graph_module) if p.kind in ("linear", "conv")]
-        self.weights = {p.node: (p.name, parameter(graph_module, p.weight)) for p in weighted}
-        self.multiply_adds: dict[str, int] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        if n in self.weights:
-            name, weight = self.weights[n]
-            assert weight is not None
-            self.multiply_adds[name] = value.numel() * weight[0].numel()
-        return value
 
 
 class _Forking(Interpreter):
