@@ -1,7 +1,7 @@
 """The int8 model that answers most like float on calibration images that nothing was fitted to.
 
 From the plainest on, each step is kept where it brings the logits closer: equalization, the choice of ranges, bias
-correction, error-compensated rounding. N images, K classes.
+correction, error-compensated rounding; at the end equalization is held against none again. N images, K classes.
 """
 
 import copy
@@ -33,7 +33,8 @@ convolutional network, whose last maps have few places."""
 class Chosen:
     """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product.
 
-    statistics: of all calibration images; fit_NHWC, held_NHWC: those that it was fitted to and judged on.
+    statistics: of all calibration images; fit_NHWC, held_NHWC: those that it was fitted to and judged on; float_NK: the
+    float graph's logits of the latter.
     """
 
     floats: GraphModule
@@ -44,6 +45,7 @@ class Chosen:
     statistics: dict[Node, Statistics]
     fit_NHWC: np.ndarray
     held_NHWC: np.ndarray
+    float_NK: np.ndarray
     float_layers: tuple[str, ...] = ()
 
 
@@ -62,9 +64,11 @@ def choose(
     best = trial.equalized(say)
     for changes, words in _steps(config):
         best = trial.changed(best, changes, words, config, say)
+    best = trial.plainer(best, say)
     statistics = calibration.observe(best.floats, images_NHWC)
     undecided = Chosen(
-        best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC
+        best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC,
+        trial.float_NK,
     )  # fmt: skip
     return with_float(undecided, config.float_layers)
 
@@ -110,7 +114,7 @@ class _Trial:
 
     def equalized(self, say: Callable[[str], None]) -> _Candidate:
         """The best strength, none included."""
-        plain = best = self._candidate(self.graph_module, {})
+        plain = best = self._candidate(self.graph_module, {}, self.options)
         groups = equalization.groups(self.graph_module, self.float_layers)
         if not groups or not self.strengths:
             return plain
@@ -118,7 +122,7 @@ class _Trial:
         for alpha in self.strengths:
             graph = copy.deepcopy(self.graph_module)
             equalization.equalize(graph, largest, alpha, self.float_layers)
-            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers})
+            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers}, self.options)
             best = found if found.kl < min(best.kl, GAIN * plain.kl) else best
         chosen = next(iter(best.alphas.values()), None)
         _tell(say, "equalization", "none" if chosen is None else f"α = {chosen:g}", plain.kl, best.kl)
@@ -134,9 +138,21 @@ class _Trial:
         say(f"int8: {words}: {'yes' if kept else 'no'} (KL from float {found.kl:.3g} with, {before.kl:.3g} without)")
         return found if kept else before
 
-    def _candidate(self, graph: GraphModule, alphas: dict[str, float]) -> _Candidate:
+    def plainer(self, best: _Candidate, say: Callable[[str], None]) -> _Candidate:
+        """The candidate without equalization, where that is as good once all else is chosen: corrected biases make up
+        for much of what equalization does."""
+        if not best.alphas or best.options == self.options:
+            return best
+        plain = self._candidate(self.graph_module, {}, best.options)
+        kept = best.kl <= GAIN * plain.kl
+        say(
+            f"int8: equalization still: {'yes' if kept else 'no'} (KL from float {best.kl:.3g} with, {plain.kl:.3g} without)"
+        )
+        return best if kept else plain
+
+    def _candidate(self, graph: GraphModule, alphas: dict[str, float], options: Options) -> _Candidate:
         statistics = calibration.observe(graph, self.fit_NHWC)
-        return _Candidate(graph, statistics, self.options, alphas, self._kl(graph, statistics, self.options))
+        return _Candidate(graph, statistics, options, alphas, self._kl(graph, statistics, options))
 
     def _kl(self, graph: GraphModule, statistics: dict[Node, Statistics], options: Options) -> float:
         target = copy.deepcopy(graph)

@@ -54,7 +54,7 @@ def costs(chosen: Chosen) -> dict[str, Cost]:
 def kl(chosen: Chosen) -> float:
     """Divergence of the whole int8 model from float, on the images that nothing was fitted to."""
     int8_NK = logits(Simulation(chosen.on_grid, chosen.outcome.ranges, chosen.float_layers).run, chosen.held_NHWC)
-    return metrics.mean_kl(logits(chosen.floats, chosen.held_NHWC), int8_NK)
+    return metrics.mean_kl(chosen.float_NK, int8_NK)
 
 
 def ends_for_float(chosen: Chosen) -> dict[str, str]:
@@ -65,11 +65,10 @@ def ends_for_float(chosen: Chosen) -> dict[str, str]:
     names = [p.name for p in products(chosen.floats) if p.kind in ("linear", "conv")]
     ends = [name for name in dict.fromkeys((*names[:1], *names[-1:])) if name in chosen.outcome.scales]
     work = multiply_adds(chosen.floats, chosen.held_NHWC[:1])
-    float_NK = logits(chosen.floats, chosen.held_NHWC)
-    before = metrics.mean_kl(float_NK, _restored(chosen, None))
+    before = kl(chosen)
     reasons = {}
     for name in ends:
-        after, share = metrics.mean_kl(float_NK, _restored(chosen, name)), work[name] / sum(work.values())
+        after, share = metrics.mean_kl(chosen.float_NK, _restored(chosen, name)), work[name] / sum(work.values())
         if before - after > max(NOTICED, before * max(SPARED, LEVERAGE * share)):
             told = f"KL from float {after:.3g}, with it in int8 {before:.3g}"
             reasons[name] = f"by measurement: {told}, for {share:.1%} of the multiply-adds"
@@ -129,14 +128,14 @@ class _Forking(Interpreter):
         return found
 
 
-def _restored(chosen: Chosen, name: str | None) -> np.ndarray:
-    """Logits of the int8 model with one product, or none, as it was in float, and all else as it is."""
+def _restored(chosen: Chosen, name: str) -> np.ndarray:
+    """Logits of the int8 model with one product as it was in float, and all else as it is."""
     graph = copy.deepcopy(chosen.on_grid)
     for product, source in zip(products(graph), products(chosen.floats), strict=True):
         if product.name == name:
             _copy_parameters(graph, product.node, chosen.floats, source.node)
     tidy(graph)
-    simulation = Simulation(graph, chosen.outcome.ranges, (*chosen.float_layers, name or ""))
+    simulation = Simulation(graph, chosen.outcome.ranges, (*chosen.float_layers, name))
     return logits(simulation.run, chosen.held_NHWC)
 
 

@@ -36,7 +36,6 @@ from vit_edge.stages.candidates import canonical
 from vit_edge.stages.search import Ground
 from vit_edge.store import write_json
 
-CHECKED_IMAGES = 256
 MEASURED_IMAGES = 64  # for magnitudes
 
 
@@ -57,10 +56,9 @@ def run(
     layers = quantizer.layers(graph, config.float_layers)
     calibration.check_images(calibration_NHWC, config.minimum_images)
     calibration.check_weights(graph)
-    checked_NHWC = calibration_NHWC[:CHECKED_IMAGES]
-    float_NK = logits(graph, checked_NHWC)
+    measured_NHWC = calibration_NHWC[:MEASURED_IMAGES]
     program = onnx.program(graph, side)
-    measured = {"float": magnitudes.observe(program, checked_NHWC[:MEASURED_IMAGES])}
+    measured = {"float": magnitudes.observe(program, measured_NHWC)}
     onnx.save(onnx.clean(program.model), folder / "float.onnx")
     chosen = choose(graph, calibration_NHWC, config, say)
     chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
@@ -72,7 +70,7 @@ def run(
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)
-    measured["int8"] = magnitudes.observe(made.program, checked_NHWC[:MEASURED_IMAGES])
+    measured["int8"] = magnitudes.observe(made.program, measured_NHWC)
     magnitudes.write(folder / "magnitudes.json", measured)
     alone = {one.name: one.kl_alone for one in found.costs} if found else {}
     write_json(
@@ -82,14 +80,14 @@ def run(
             for layer, numbers in zip(layers, _numbers(chosen), strict=True)
         ],
     )
-    int8_NK = logits(made.module, checked_NHWC)
+    int8_NK = logits(made.module, chosen.held_NHWC)
     _say_layers(layers)
     return {
         "calibration_images": len(calibration_NHWC),
         "layers_int8": sum(layer.reason is None for layer in layers),
         "layers_float": sum(layer.reason is not None for layer in layers),
-        "calibration_agreement": metrics.agreement(float_NK.argmax(1), int8_NK.argmax(1)),
-        "calibration_sqnr_db": round(min(metrics.sqnr_db(float_NK, int8_NK), 999.0), 2),
+        "calibration_agreement": metrics.agreement(chosen.float_NK.argmax(1), int8_NK.argmax(1)),
+        "calibration_sqnr_db": round(min(metrics.sqnr_db(chosen.float_NK, int8_NK), 999.0), 2),
         "size_bytes": {name: (folder / name).stat().st_size for name in ("float.onnx", "int8.onnx")},
         **(_on_tune(found) if found else {}),
         **learned,
