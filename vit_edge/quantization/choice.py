@@ -1,11 +1,12 @@
 """The int8 model that answers most like float on calibration images that nothing was fitted to.
 
-From the plainest on, each step is kept where it brings the logits closer: equalization, the choice of ranges, bias
-correction, error-compensated rounding; at the end equalization is held against none again. N images, K classes.
+From the plainest on, each step is kept where it brings the logits closer: bias correction, equalization, the choice of
+ranges, error-compensated rounding. Biases come first, since correcting them makes up for much of what equalization does.
+N images, K classes.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,10 +62,14 @@ def choose(
     count = max(1, min(images_tried(graph_module, images_NHWC[:1]), half))
     fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + min(2 * count, MOST)]
     trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
-    best = trial.equalized(say)
-    for changes, words in _steps(config):
-        best = trial.changed(best, changes, words, config, say)
-    best = trial.plainer(best, say)
+    best = trial.plain()
+    if config.bias_correction != "never":
+        best = trial.changed(best, {"correct_bias": True}, "bias correction", config, say)
+    best = trial.equalized(best, say)
+    if config.ranges in ("auto", "output"):
+        best = trial.changed(best, {"method": "output"}, "each tensor's range by the outputs that read it", config, say)
+    if config.rounding != "nearest":
+        best = trial.changed(best, {"compensate": True}, "error-compensated rounding", config, say)
     statistics = calibration.observe(best.floats, images_NHWC)
     undecided = Chosen(
         best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC,
@@ -112,20 +117,23 @@ class _Trial:
         self.options = Options("mse" if config.ranges in ("auto", "output") else config.ranges)
         self.strengths = config.equalization
 
-    def equalized(self, say: Callable[[str], None]) -> _Candidate:
+    def plain(self) -> _Candidate:
+        return self._candidate(self.graph_module, {}, self.options)
+
+    def equalized(self, before: _Candidate, say: Callable[[str], None]) -> _Candidate:
         """The best strength, none included."""
-        plain = best = self._candidate(self.graph_module, {}, self.options)
         groups = equalization.groups(self.graph_module, self.float_layers)
         if not groups or not self.strengths:
-            return plain
-        largest = equalization.largest_inputs(self.graph_module, groups, self.fit_NHWC)
+            return before
+        best, largest = before, equalization.largest_inputs(self.graph_module, groups, self.fit_NHWC)
         for alpha in self.strengths:
             graph = copy.deepcopy(self.graph_module)
             equalization.equalize(graph, largest, alpha, self.float_layers)
-            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers}, self.options)
-            best = found if found.kl < min(best.kl, GAIN * plain.kl) else best
+            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers}, before.options)
+            best = found if found.kl < min(best.kl, GAIN * before.kl) else best
         chosen = next(iter(best.alphas.values()), None)
-        _tell(say, "equalization", "none" if chosen is None else f"α = {chosen:g}", plain.kl, best.kl)
+        told = "none" if chosen is None else f"α = {chosen:g}"
+        say(f"int8: equalization: {told} (KL from float {best.kl:.3g}, {before.kl:.3g} without)")
         return best
 
     def changed(
@@ -137,18 +145,6 @@ class _Trial:
         kept = _asked(config, changes) or found.kl <= GAIN * before.kl
         say(f"int8: {words}: {'yes' if kept else 'no'} (KL from float {found.kl:.3g} with, {before.kl:.3g} without)")
         return found if kept else before
-
-    def plainer(self, best: _Candidate, say: Callable[[str], None]) -> _Candidate:
-        """The candidate without equalization, where that is as good once all else is chosen: corrected biases make up
-        for much of what equalization does."""
-        if not best.alphas or best.options == self.options:
-            return best
-        plain = self._candidate(self.graph_module, {}, best.options)
-        kept = best.kl <= GAIN * plain.kl
-        say(
-            f"int8: equalization still: {'yes' if kept else 'no'} (KL from float {best.kl:.3g} with, {plain.kl:.3g} without)"
-        )
-        return best if kept else plain
 
     def _candidate(self, graph: GraphModule, alphas: dict[str, float], options: Options) -> _Candidate:
         statistics = calibration.observe(graph, self.fit_NHWC)
@@ -162,16 +158,6 @@ class _Trial:
         return metrics.mean_kl(self.float_NK, logits(simulation.run, self.held_NHWC))
 
 
-def _steps(config: Int8Config) -> Iterator[tuple[dict[str, object], str]]:
-    """What is tried after equalization, in this order."""
-    if config.ranges in ("auto", "output"):
-        yield {"method": "output"}, "each tensor's range by the outputs that read it"
-    if config.bias_correction != "never":
-        yield {"correct_bias": True}, "bias correction"
-    if config.rounding != "nearest":
-        yield {"compensate": True}, "error-compensated rounding"
-
-
 def _asked(config: Int8Config, changes: dict[str, object]) -> bool:
     asked = {
         "method": config.ranges == "output",
@@ -179,10 +165,6 @@ def _asked(config: Int8Config, changes: dict[str, object]) -> bool:
         "compensate": config.rounding == "compensated",
     }
     return all(asked[name] for name in changes)
-
-
-def _tell(say: Callable[[str], None], what: str, chosen: str, before: float, after: float) -> None:
-    say(f"int8: {what}: {chosen} (KL from float {after:.3g}, {before:.3g} without)")
 
 
 def _has_batch(node: Node) -> bool:
