@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from vit_edge.models.classifier import Classifier
 from vit_edge.models.vit import Block, VisionTransformer
 
-FACTOR, COUNT = 100.0, 4
-"""× 30 leaves three trained blocks at 97 % agreement, where plain int8 is to fail."""
+FACTOR, COUNT = 300.0, 4
+"""Where plain int8 fails on three trained blocks: it answers 84 % as float does, at × 100 96 %, at × 30 97 %."""
 MARGIN = 1.5
 """How far beyond what `images` show the straight line still holds."""
 
