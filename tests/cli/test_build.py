@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vit_edge import bundle
 from vit_edge.cli import main as cli
 from vit_edge.models import zoo
 from vit_edge.recipe import ModelConfig
@@ -124,6 +125,13 @@ def test_train_quantize_reference_export(vit_edge: Cli, tmp_path: Path) -> None:
     assert code == 0, err
     assert out.endswith("/export/onnxruntime/bundle, signed\n")
     assert (tmp_path / "runs/vit_ti16-digits/export/onnxruntime/bundle/bundle.json.sig").stat().st_size == 64
+    refused(vit_edge("export", "--target", "onnx", "--zip", "key.pem"), "cannot make the folder key.pem", "written")
+    code, out, err = vit_edge("export", "--target", "onnx", "--sign", "key.pem", "--zip", "new/bundles")
+    assert code == 0, err
+    assert out == "bundle: new/bundles/onnxruntime.zip, signed\n"
+    with bundle.opened(tmp_path / "new/bundles/onnxruntime.zip") as opened:
+        assert opened.manifest.target.name == "onnxruntime"
+        assert (opened.folder / "bundle.json.sig").exists()
 
 
 def private_key() -> bytes:

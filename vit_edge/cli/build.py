@@ -166,6 +166,10 @@ def export(
     sign: Annotated[
         Path | None, typer.Option("--sign", metavar="KEY", help="Sign the bundles, as `vit-edge sign --key KEY` does.")
     ] = None,
+    zipped: Annotated[
+        Path | None,
+        typer.Option("--zip", metavar="FOLDER", help="Write each bundle as FOLDER/TARGET.zip too, to take along."),
+    ] = None,
     device: options.Device = None,
     data_dir: options.DataDir = None,
 ) -> None:
@@ -175,6 +179,8 @@ def export(
 
     if sign is not None:
         signature.sign(b"", sign)  # that a key is none is better known before the work
+    if zipped is not None:
+        _make_folder(zipped)
     names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
     asked: dict[str, Any] = {"tune": True} if tune else {}
     if dynamic_batch is not None:
@@ -184,7 +190,19 @@ def export(
         path = pipeline.done[f"export/{name}"] / "bundle"
         if sign is not None:
             bundles.sign(path, sign)
-        typer.echo(f"bundle: {path}{', signed' if sign else ''}")
+        if zipped is not None:
+            bundles.pack(path, zipped / f"{name}.zip")
+        made = path if zipped is None else zipped / f"{name}.zip"
+        typer.echo(f"bundle: {made}{', signed' if sign else ''}")
+
+
+def _make_folder(path: Path) -> None:
+    from vit_edge.errors import UserError
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise UserError(f"cannot make the folder {path}: {err.strerror}", "give a folder that can be written") from err
 
 
 def models(
