@@ -2,7 +2,8 @@
 
 From the plainest on, each step is kept where it brings the logits closer: bias correction, equalization, the choice of
 ranges, error-compensated rounding. Biases come first, since correcting them makes up for much of what equalization does.
-N images, K classes.
+Where the model is still far from float with the ranges of all images, the costliest tensors are clipped by the answers
+(clipping.py), after which corrected biases may help. N images, K classes.
 """
 
 import copy
@@ -14,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from vit_edge import metrics
-from vit_edge.quantization import calibration, equalization, layerwise
+from vit_edge.quantization import calibration, clipping, equalization, layerwise
 from vit_edge.quantization.layerwise import Options, Outcome
 from vit_edge.quantization.ranges import Statistics
 from vit_edge.quantization.simulation import Simulation, logits
@@ -24,6 +25,10 @@ from vit_edge.recipe import Int8Config
 GAIN = 0.97
 """A step is kept when it leaves at most this share of the KL divergence from float."""
 FEWEST, MOST = 32, 256
+FAR = 1e-3
+"""KL from float above which costly tensors are clipped by the answers themselves, which takes longer (clipping.py)."""
+CLIPPED_AGAIN = 3  # at most: those that cost little beside others come to light when the others are mended
+BIASES = "bias correction"
 WORK, VALUES = 40e9, 1 << 27
 """Images that a trial is fitted to: as many as so many multiply-adds are enough for and the largest tensor holds so many
 values of, within bounds. It is judged on twice as many, MOST at most. Fewer than a hundred are too few for the biases of a
@@ -35,7 +40,7 @@ class Chosen:
     """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product.
 
     statistics: of all calibration images; fit_NHWC, held_NHWC: those that it was fitted to and judged on; float_NK: the
-    float graph's logits of the latter.
+    float graph's logits of the latter, kl: the int8 model's divergence from them.
     """
 
     floats: GraphModule
@@ -47,6 +52,7 @@ class Chosen:
     fit_NHWC: np.ndarray
     held_NHWC: np.ndarray
     float_NK: np.ndarray
+    kl: float
     float_layers: tuple[str, ...] = ()
 
 
@@ -64,7 +70,7 @@ def choose(
     trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
     best = trial.plain()
     if config.bias_correction != "never":
-        best = trial.changed(best, {"correct_bias": True}, "bias correction", config, say)
+        best = trial.changed(best, {"correct_bias": True}, BIASES, config, say)
     best = trial.equalized(best, say)
     if config.ranges in ("auto", "output"):
         best = trial.changed(best, {"method": "output"}, "each tensor's range by the outputs that read it", config, say)
@@ -73,24 +79,43 @@ def choose(
     statistics = calibration.observe(best.floats, images_NHWC)
     undecided = Chosen(
         best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC,
-        trial.float_NK,
+        trial.float_NK, np.inf,
     )  # fmt: skip
-    return with_float(undecided, config.float_layers)
+    chosen = with_float(undecided, config.float_layers)
+    return _clipped(chosen, config, say) if config.ranges == "auto" and chosen.kl > FAR else chosen
 
 
 @torch.no_grad()
 def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
     """The same choice with these layers, and no others, in float: what is int8 is rounded and corrected anew."""
     on_grid = copy.deepcopy(chosen.floats)
-    outcome = layerwise.decide(
-        chosen.floats,
-        on_grid,
-        torch.from_numpy(chosen.fit_NHWC.copy()),
-        chosen.statistics,
-        chosen.options,
-        float_layers,
-    )
-    return replace(chosen, on_grid=on_grid, outcome=outcome, float_layers=tuple(float_layers))
+    images = torch.from_numpy(chosen.fit_NHWC.copy())
+    outcome = layerwise.decide(chosen.floats, on_grid, images, chosen.statistics, chosen.options, float_layers)
+    int8_NK = logits(Simulation(on_grid, outcome.ranges, float_layers).run, chosen.held_NHWC)
+    kl = metrics.mean_kl(chosen.float_NK, int8_NK)
+    return replace(chosen, on_grid=on_grid, outcome=outcome, kl=kl, float_layers=tuple(float_layers))
+
+
+def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> Chosen:
+    """The choice with its costliest tensors clipped by the answers, and biases corrected then, as far as each helps."""
+    for _ in range(CLIPPED_AGAIN):
+        limits = clipping.limits(chosen.floats, chosen.on_grid, chosen.outcome, chosen.statistics, chosen.fit_NHWC)
+        before, words = chosen, f"{len(limits)} costly tensors clipped by the answers"
+        if limits:
+            chosen = _with(chosen, {"limits": {**chosen.options.limits, **limits}}, words, say)
+        if chosen is before:
+            break
+    if config.bias_correction == "never" or chosen.options.correct_bias:
+        return chosen
+    return _with(chosen, {"correct_bias": True}, BIASES, say)
+
+
+def _with(chosen: Chosen, changes: dict[str, object], words: str, say: Callable[[str], None]) -> Chosen:
+    options = replace(chosen.options, **changes)  # type: ignore[arg-type]
+    found = with_float(replace(chosen, options=options), chosen.float_layers)
+    kept = found.kl <= GAIN * chosen.kl
+    _tell(say, words, kept, found.kl, chosen.kl)
+    return found if kept else chosen
 
 
 def images_tried(graph_module: GraphModule, image_1HWC: np.ndarray) -> int:
@@ -143,7 +168,7 @@ class _Trial:
         options = replace(before.options, **changes)  # type: ignore[arg-type]
         found = replace(before, options=options, kl=self._kl(before.floats, before.statistics, options))
         kept = _asked(config, changes) or found.kl <= GAIN * before.kl
-        say(f"int8: {words}: {'yes' if kept else 'no'} (KL from float {found.kl:.3g} with, {before.kl:.3g} without)")
+        _tell(say, words, kept, found.kl, before.kl)
         return found if kept else before
 
     def _candidate(self, graph: GraphModule, alphas: dict[str, float], options: Options) -> _Candidate:
@@ -165,6 +190,10 @@ def _asked(config: Int8Config, changes: dict[str, object]) -> bool:
         "compensate": config.rounding == "compensated",
     }
     return all(asked[name] for name in changes)
+
+
+def _tell(say: Callable[[str], None], words: str, kept: bool, kl: float, before: float) -> None:
+    say(f"int8: {words}: {'yes' if kept else 'no'} (KL from float {kl:.3g} with, {before:.3g} without)")
 
 
 def _has_batch(node: Node) -> bool:

@@ -23,9 +23,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Options:
-    """method: of ranges.METHODS, or "output": the one that disturbs the layers' outputs least, tensor by tensor."""
+    """method: of ranges.METHODS, or "output": the one that disturbs the layers' outputs least, tensor by tensor.
+
+    limits: where some tensors are clipped, by name, whatever the method says.
+    """
 
     method: str = "mse"
+    limits: Mapping[str, float] = field(default_factory=dict)
     compensate: bool = False
     correct_bias: bool = False
 
@@ -125,7 +129,7 @@ class _Run:
 
     def _range(self, source: Node) -> Range:
         statistics = self.statistics[source.name]
-        if self.options.method != "output" or statistics.pixels:
+        if self.options.method != "output" or statistics.pixels or source.name in self.options.limits:
             return self._by_method(source, self.options.method)
         ranges = {method: statistics.range(method) for method in METHODS}
         values = _sample(self.int8.env[source], ROWS // 4)
@@ -136,6 +140,9 @@ class _Run:
 
     def _by_method(self, source: Node, method: str) -> Range:
         statistics = self.statistics[source.name]
+        if source.name in self.options.limits:
+            self.outcome.methods[source.name] = "logits"
+            return statistics.at(self.options.limits[source.name])
         self.outcome.methods[source.name] = "exact" if statistics.pixels else method
         return statistics.range(method)
 

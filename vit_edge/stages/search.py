@@ -184,7 +184,7 @@ class _Attempts:
         drop = self.judge.drop(candidate)
         return Trial(
             given_back=given_back,
-            kl=sensitivity.kl(candidate),
+            kl=candidate.kl,
             lost=drop.lost,
             won=drop.won,
             drop_points=drop.points,
