@@ -44,7 +44,7 @@ def test_a_large_channel_that_the_answers_do_not_need_is_clipped() -> None:
         return target, outcome, metrics.mean_kl(logits(graph, held_NHWC), int8_NK)
 
     target, plain, before = quantized(Options("mse"))
-    limits = clipping.limits(graph, target, plain, statistics, fit_NHWC)
+    limits = clipping.input_limits(graph, target, plain, statistics, fit_NHWC)
     _, clipped, after = quantized(Options("mse", limits=limits))
     assert limits[read] < 0.5 * plain.ranges[read].limit
     assert clipped.ranges[read].limit == limits[read]

@@ -4,7 +4,7 @@ A lowering may use a recorded range or leave it, never make one up.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -163,11 +163,7 @@ class Affine:
 
     @classmethod
     def of(cls, found: Range) -> "Affine":
-        """Covers zero and the range, clipped at its limit."""
-        low = min(0.0, max(found.low, -found.limit))
-        high = max(0.0, min(found.high, found.limit))
-        scale = (high - low) / UINT8_MAX or 1.0
-        return cls(scale, round(-low / scale))
+        return cls(*found.unsigned)
 
     def constants(self, model: ir.Model, name: str) -> tuple[ir.Value, ir.Value]:
         """Scale and zero point as a quantize or dequantize node takes them."""
@@ -198,8 +194,7 @@ def _clipped(activation: ir.Node, found: Range) -> Range:
     if activation.op_type == "Clip":
         given = [*activation.inputs, None, None][1:3]
         lowest, highest = (d if b is None else scalar(b) for b, d in zip(given, (-np.inf, np.inf), strict=True))
-    low, high = (min(max(value, lowest), highest) for value in (found.low, found.high))
-    return replace(found, low=low, high=high)
+    return found.between(lowest, highest)
 
 
 def _dequantized_input(product: ir.Node) -> ir.Node | None:

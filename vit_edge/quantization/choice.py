@@ -27,6 +27,7 @@ GAIN = 0.97
 FEWEST, MOST = 32, 256
 FAR = 1e-3
 """KL from float above which costly tensors are clipped by the answers themselves, which takes longer (clipping.py)."""
+FAR_BESIDE = 1.5  # times as far with outputs of convolutions in uint8 as without
 CLIPPED_AGAIN = 3  # at most: those that cost little beside others come to light when the others are mended
 BIASES = "bias correction"
 WORK, VALUES = 40e9, 1 << 27
@@ -55,6 +56,11 @@ class Chosen:
     kl: float
     float_layers: tuple[str, ...] = ()
 
+    def kl_with_outputs(self) -> float:
+        """Divergence where outputs of convolutions are uint8 as well (outputs.py)."""
+        run = Simulation(self.on_grid, self.outcome.ranges, self.float_layers, with_outputs=True).run
+        return metrics.mean_kl(self.float_NK, logits(run, self.held_NHWC))
+
 
 @torch.no_grad()
 def choose(
@@ -82,7 +88,10 @@ def choose(
         trial.float_NK, np.inf,
     )  # fmt: skip
     chosen = with_float(undecided, config.float_layers)
-    return _clipped(chosen, config, say) if config.ranges == "auto" and chosen.kl > FAR else chosen
+    if config.ranges != "auto":
+        return chosen
+    chosen = _clipped(chosen, config, say) if chosen.kl > FAR else chosen
+    return _outputs_clipped(chosen, say)
 
 
 @torch.no_grad()
@@ -99,7 +108,9 @@ def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
 def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> Chosen:
     """The choice with its costliest tensors clipped by the answers, and biases corrected then, as far as each helps."""
     for _ in range(CLIPPED_AGAIN):
-        limits = clipping.limits(chosen.floats, chosen.on_grid, chosen.outcome, chosen.statistics, chosen.fit_NHWC)
+        limits = clipping.input_limits(
+            chosen.floats, chosen.on_grid, chosen.outcome, chosen.statistics, chosen.fit_NHWC
+        )
         before, words = chosen, f"{len(limits)} costly tensors clipped by the answers"
         if limits:
             chosen = _with(chosen, {"limits": {**chosen.options.limits, **limits}}, words, say)
@@ -108,6 +119,21 @@ def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> 
     if config.bias_correction == "never" or chosen.options.correct_bias:
         return chosen
     return _with(chosen, {"correct_bias": True}, BIASES, say)
+
+
+def _outputs_clipped(chosen: Chosen, say: Callable[[str], None]) -> Chosen:
+    """The choice with outputs of convolutions clipped by the answers, where a runtime that has them in uint8 is far off."""
+    before = chosen.kl_with_outputs()
+    if before <= max(FAR, FAR_BESIDE * chosen.kl):
+        return chosen
+    limits = clipping.output_limits(
+        chosen.floats, chosen.outcome, chosen.statistics, chosen.fit_NHWC, chosen.float_layers
+    )
+    options = replace(chosen.options, limits={**chosen.options.limits, **limits})
+    found = with_float(replace(chosen, options=options), chosen.float_layers)
+    after = found.kl_with_outputs()
+    _tell(say, f"{len(limits)} outputs of convolutions clipped by the answers", after < before, after, before)
+    return found if after < before else chosen
 
 
 def _with(chosen: Chosen, changes: dict[str, object], words: str, say: Callable[[str], None]) -> Chosen:

@@ -5,7 +5,7 @@ the answers do not need, all others lose their steps to them. Here the limit is 
 float's, with that tensor's products alone in int8.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch.fx import GraphModule, Node
@@ -21,7 +21,7 @@ FRACTIONS = tuple(2 ** (-step / 2) for step in range(2, 9))
 """Of the largest magnitude: limits that are tried beside those of ranges.METHODS."""
 
 
-def limits(
+def input_limits(
     floats: GraphModule, on_grid: GraphModule, outcome: Outcome, statistics: Mapping[Node, Statistics],
     images_NHWC: np.ndarray,
 ) -> dict[str, float]:  # fmt: skip
@@ -30,18 +30,39 @@ def limits(
     for product in products(floats):
         if product.name in outcome.scales:
             readers.setdefault(product.inputs[0].name, []).append(product.name)
-    known = {node.name: found for node, found in statistics.items() if not found.pixels and found.span}
-    alone = forking.divergences(floats, on_grid, outcome, images_NHWC)
+    known = _known(statistics)
+    alone = forking.of_inputs(floats, on_grid, outcome, images_NHWC)
     least = SHARE * sum(kls[0] for kls in alone.values())
     costly = [name for name, found in readers.items() if name in known and sum(alone[one][0] for one in found) > least]
     tried = {name: _candidates(known[name], outcome.ranges[name]) for name in costly}
-    found = forking.divergences(floats, on_grid, outcome, images_NHWC, tried)
-    best = {}
-    for name, ranges in tried.items():
-        kl_of = np.sum([found[product] for product in readers[name]], axis=0)
-        if (chosen := int(np.argmin(kl_of))) > 0:
-            best[name] = ranges[chosen].limit
-    return best
+    found = forking.of_inputs(floats, on_grid, outcome, images_NHWC, tried)
+    return _best(tried, {name: np.sum([found[product] for product in readers[name]], axis=0) for name in tried})
+
+
+def output_limits(
+    floats: GraphModule, outcome: Outcome, statistics: Mapping[Node, Statistics], images_NHWC: np.ndarray,
+    float_layers: Sequence[str],
+) -> dict[str, float]:  # fmt: skip
+    """The same of outputs of convolutions that have a range of their own."""
+    known = _known(statistics)
+    convs = {p.name: p.node.name for p in products(floats) if p.kind == "conv" and p.node.name in known}
+    present = {name: [outcome.ranges[name]] for name in convs.values()}
+    alone = forking.of_outputs(floats, outcome, images_NHWC, float_layers, present)
+    least = SHARE * sum(kls[0] for kls in alone.values())
+    costly = [convs[product] for product, kls in alone.items() if kls[0] > least]
+    tried = {name: _candidates(known[name], outcome.ranges[name]) for name in costly}
+    found = forking.of_outputs(floats, outcome, images_NHWC, float_layers, tried)
+    return _best(tried, {convs[product]: np.array(kls) for product, kls in found.items()})
+
+
+def _known(statistics: Mapping[Node, Statistics]) -> dict[str, Statistics]:
+    return {node.name: found for node, found in statistics.items() if not found.pixels and found.span}
+
+
+def _best(tried: Mapping[str, Sequence[Range]], kl_of: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Of each tensor the limit with the least divergence, where that is another than the first."""
+    chosen = {name: int(np.argmin(kl_of[name])) for name in tried}
+    return {name: tried[name][index].limit for name, index in chosen.items() if index > 0}
 
 
 def _candidates(statistics: Statistics, present: Range) -> list[Range]:

@@ -105,7 +105,8 @@ class _Run:
 
     def _finished(self) -> Outcome:
         for name, found in self.statistics.items():
-            self.outcome.ranges.setdefault(name, found.range("mse"))
+            limit = self.options.limits.get(name)
+            self.outcome.ranges.setdefault(name, found.range("mse") if limit is None else found.at(limit))
         tidy(self.target)
         return self.outcome
 

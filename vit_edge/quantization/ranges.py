@@ -5,7 +5,7 @@ ranges.json holds them by the value names of the canonical graph; a lowering may
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,19 @@ class Range:
     def scale(self) -> float:
         """One step of symmetric int8."""
         return self.limit / STEPS
+
+    @property
+    def unsigned(self) -> tuple[float, int]:
+        """Scale and zero point of uint8 that covers zero and the range, clipped at its limit."""
+        low = min(0.0, max(self.low, -self.limit))
+        high = max(0.0, min(self.high, self.limit))
+        scale = (high - low) / UINT8_MAX or 1.0
+        return scale, round(-low / scale)
+
+    def between(self, lowest: float, highest: float) -> "Range":
+        """Of what is left of the values within these bounds."""
+        low, high = (min(max(value, lowest), highest) for value in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
 
 PIXELS = Range(-128.0, 127.0, float(STEPS))

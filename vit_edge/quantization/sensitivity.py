@@ -34,12 +34,16 @@ class Cost:
 
 
 @torch.no_grad()
-def costs(chosen: Chosen) -> dict[str, Cost]:
-    """Of every product that is int8, by name, in the graph's order."""
+def costs(chosen: Chosen, with_outputs: bool = False) -> dict[str, Cost]:
+    """Of every product that is int8, by name, in the graph's order; with_outputs: what its output costs in uint8 as well."""
     images_NHWC = chosen.held_NHWC[:IMAGES]
     work = multiply_adds(chosen.floats, images_NHWC[:1])
-    alone = forking.divergences(chosen.floats, chosen.on_grid, chosen.outcome, images_NHWC)
-    return {name: Cost(max(0.0, kls[0]), work[name]) for name, kls in alone.items()}
+    alone = forking.of_inputs(chosen.floats, chosen.on_grid, chosen.outcome, images_NHWC)
+    outputs: dict[str, list[float]] = {}
+    if with_outputs:
+        ranges = {name: [found] for name, found in chosen.outcome.ranges.items()}
+        outputs = forking.of_outputs(chosen.floats, chosen.outcome, images_NHWC, chosen.float_layers, ranges)
+    return {name: Cost(max(0.0, kls[0] + outputs.get(name, [0.0])[0]), work[name]) for name, kls in alone.items()}
 
 
 def ends_for_float(chosen: Chosen) -> dict[str, str]:

@@ -12,15 +12,24 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.quantization.batches import batches
 from vit_edge.quantization.layerwise import to_int8
+from vit_edge.quantization.outputs import to_uint8, written
 from vit_edge.quantization.products import products, why_float
 from vit_edge.quantization.ranges import Range
 
 
 class Simulation(Interpreter):
-    """Inputs of every int8 product go through int8; weights are taken as they are, on their grid already."""
+    """Inputs of every int8 product go through int8; weights are taken as they are, on their grid already.
 
-    def __init__(self, graph_module: GraphModule, ranges: Mapping[str, Range], float_layers: Collection[str] = ()):
+    with_outputs: outputs of convolutions go through uint8 (outputs.py).
+    """
+
+    def __init__(
+        self, graph_module: GraphModule, ranges: Mapping[str, Range], float_layers: Collection[str] = (),
+        with_outputs: bool = False,
+    ):  # fmt: skip
         super().__init__(graph_module)
+        self.ranges = ranges
+        self.outputs = written(graph_module, float_layers) if with_outputs else {}
         found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
         self.inputs = {p.node: ranges[p.inputs[0].name] for p in found}
         self._last: tuple[Any, torch.Tensor] | None = None
@@ -31,7 +40,8 @@ class Simulation(Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         assert callable(n.target)
-        return n.target(self._int8(args[0], found), *args[1:], **kwargs)
+        output = n.target(self._int8(args[0], found), *args[1:], **kwargs)
+        return to_uint8(output, self.ranges[n.name], self.outputs[n]) if n in self.outputs else output
 
     def _int8(self, values: torch.Tensor, found: Range) -> torch.Tensor:
         """Once for q, k and v, which read the same tensor one after the other."""

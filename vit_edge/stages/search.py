@@ -45,6 +45,11 @@ class Ground:
     targets: Sequence[Target]
 
 
+def writes_outputs(targets: Sequence[Target]) -> bool:
+    """Whether a target's int8 convolutions write uint8 (quantization/outputs.py)."""
+    return any(target.runtime == "onnxruntime" for target in targets)
+
+
 def has_limit(config: SearchConfig, ground: Ground) -> bool:
     """Whether anything limits the drop."""
     return any(
@@ -114,9 +119,10 @@ class _Judge:
         self.margin_points = margin_points
         needed = metrics.images_needed(USUAL_DISCORDANCE, margin_points)
         self.bounds_decide = needed is not None and self.n >= needed
+        self.with_outputs = writes_outputs(ground.targets)
 
     def drop(self, candidate: Chosen) -> PairedDrop:
-        simulation = Simulation(candidate.on_grid, candidate.outcome.ranges, candidate.float_layers)
+        simulation = Simulation(candidate.on_grid, candidate.outcome.ranges, candidate.float_layers, self.with_outputs)
         return metrics.paired_drop(self.float_right_N, self._right(simulation.run))
 
     def holds(self, drop: PairedDrop) -> bool:
@@ -173,7 +179,7 @@ class _Attempts:
         started = monotonic()
         costs = [
             Cost(name=name, kl_alone=one.kl, multiply_adds=one.multiply_adds)
-            for name, one in sensitivity.costs(self.chosen).items()
+            for name, one in sensitivity.costs(self.chosen, self.judge.with_outputs).items()
         ]
         self.log.add(self.plain.model_copy(update={"timed": bench.timed(self.chosen)}))
         self.log.add_costs(costs, monotonic() - started)
