@@ -89,15 +89,19 @@ def test_each_candidate_is_timed_in_turn_with_float_on_the_targets_of_this_machi
 
 
 @pytest.mark.parametrize(
-    ("budget", "words", "trials"),
-    [({"trials": 2}, "stopped, its 2 trials are spent", 2), ({"seconds": 1e-6}, "stopped, its 1e-06 s are spent", 1)],
+    ("budget", "words", "trials", "kept"),
+    [
+        ({"trials": 1}, "stopped, its 1 trials are spent", 1, False),
+        ({"trials": 2}, "stopped, its 2 trials are spent", 2, True),
+        ({"seconds": 1e-6}, "stopped, its 1e-06 s are spent", 1, False),
+    ],
 )
 def test_a_spent_budget_is_told_and_the_best_is_taken(
-    budget: dict[str, float], words: str, trials: int, tmp_path: Path
+    budget: dict[str, float], words: str, trials: int, kept: bool, tmp_path: Path
 ) -> None:
     _, found = searched(tmp_path, trained.spoilt("vit"), SEARCH.model_copy(update=budget))
     assert found.outcome.startswith(words)
-    assert "does not keep the limit" in found.outcome
+    assert ("keeps the limit" if kept else "does not keep the limit") in found.outcome
     assert len(found.trials) == trials
     bounds = [trial.drop_upper95_one_sided for trial in found.trials]
     assert bounds[found.chosen] == min(bounds)
