@@ -25,7 +25,7 @@ from vit_edge.recipe import Int8Config
 GAIN = 0.97
 """A step is kept when it leaves at most this share of the KL divergence from float."""
 FEWEST, MOST = 32, 256
-FAR = 1e-3
+FAR = 0.02
 """KL from float above which costly tensors are clipped by the answers themselves, which takes longer (clipping.py)."""
 FAR_BESIDE = 1.5  # times as far with outputs of convolutions in uint8 as without
 CLIPPED_AGAIN = 3  # at most: those that cost little beside others come to light when the others are mended
@@ -114,7 +114,7 @@ def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> 
         before, words = chosen, f"{len(limits)} costly tensors clipped by the answers"
         if limits:
             chosen = _with(chosen, {"limits": {**chosen.options.limits, **limits}}, words, say)
-        if chosen is before:
+        if chosen is before or chosen.kl <= FAR:
             break
     if config.bias_correction == "never" or chosen.options.correct_bias:
         return chosen
