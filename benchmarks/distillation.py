@@ -12,8 +12,8 @@ Every training is a run folder below --out, so an interrupted benchmark goes on 
 
 import argparse
 import json
-import math
 import multiprocessing
+import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,14 +167,13 @@ def confirm(bench: Bench, best: dict[str, tuple[float, float]]) -> None:
     top1 = [result["gate"] for result in bench.train_all(runs)]
     print("\n| student (test images, fresh seeds) | plain | distilled | gain, points | mean | at least (95 %) |")
     print("| --- | --: | --: | --: | --: | --: |")
+    count = 2 * len(FRESH_SEEDS)
     for i, student in enumerate(STUDENTS):
-        count = 2 * len(FRESH_SEEDS)
         mine = top1[count * i : count * (i + 1)]
         plain, distilled = mine[::2], mine[1::2]
         gains = [100 * (d - p) for p, d in zip(plain, distilled, strict=True)]
-        mean = sum(gains) / len(gains)
-        spread = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / (len(gains) - 1))
-        bound = mean - student_t.ppf(0.95, len(gains) - 1) * spread / math.sqrt(len(gains))
+        mean = statistics.mean(gains)
+        bound = mean - student_t.ppf(0.95, len(gains) - 1) * statistics.stdev(gains) / len(gains) ** 0.5
         columns = [" ".join(f"{value:.2%}" for value in values) for values in (plain, distilled)]
         each = " ".join(f"{gain:+.2f}" for gain in gains)
         print(f"| {student} | {columns[0]} | {columns[1]} | {each} | {mean:.2f} | {bound:.2f} |")

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from vit_edge import metrics
-from vit_edge.quantization import calibration, clipping, equalization, layerwise
+from vit_edge.quantization import calibration, clipping, equalization, layerwise, outputs
 from vit_edge.quantization.layerwise import Options, Outcome
 from vit_edge.quantization.ranges import Statistics
 from vit_edge.quantization.simulation import Simulation, logits
@@ -123,6 +123,8 @@ def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> 
 
 def _outputs_clipped(chosen: Chosen, say: Callable[[str], None]) -> Chosen:
     """The choice with outputs of convolutions clipped by the answers, where a runtime that has them in uint8 is far off."""
+    if not outputs.written(chosen.floats, chosen.float_layers):
+        return chosen
     before = chosen.kl_with_outputs()
     if before <= max(FAR, FAR_BESIDE * chosen.kl):
         return chosen
