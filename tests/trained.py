@@ -78,6 +78,18 @@ def spoilt(kind: str) -> Classifier:
     return model
 
 
+def loud(channel: int = 0, times: float = 3000.0) -> Classifier:
+    """The trained CNN with one channel, which nothing after it needs, far larger than all others."""
+    model = copy.deepcopy(trained("cnn"))
+    cnn = model.backbone
+    assert isinstance(cnn, Cnn)
+    with torch.no_grad():
+        cnn.mix.weight[:, channel] = 0
+        for parameter in (cnn.stem.weight, cnn.stem.bias):
+            parameter[channel] *= times  # type: ignore[index]
+    return model
+
+
 @torch.no_grad()
 def swell_channels(cnn: Cnn, inputs_NCHW: Tensor, count: int = 4) -> None:
     """Among what `mix` reads, `count` channels CNN_FACTOR as large as any, in place.

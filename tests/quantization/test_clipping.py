@@ -8,7 +8,6 @@ import torch
 from tests import trained
 from vit_edge import metrics
 from vit_edge.export.fold import deployable
-from vit_edge.models.classifier import Classifier
 from vit_edge.quantization import calibration, clipping, layerwise
 from vit_edge.quantization.choice import FAR, choose
 from vit_edge.quantization.layerwise import Options
@@ -16,24 +15,11 @@ from vit_edge.quantization.products import products
 from vit_edge.quantization.simulation import Simulation, logits
 from vit_edge.recipe import Int8Config
 
-CHANNEL, TIMES = 0, 3000.0
-
-
-def loud() -> Classifier:
-    """The trained CNN with one channel, which nothing after it needs, far larger than all others."""
-    model = copy.deepcopy(trained.trained("cnn"))
-    cnn = model.backbone
-    with torch.no_grad():
-        cnn.mix.weight[:, CHANNEL] = 0  # type: ignore[index, union-attr]
-        for parameter in (cnn.stem.weight, cnn.stem.bias):  # type: ignore[union-attr]
-            parameter[CHANNEL] *= TIMES  # type: ignore[index]
-    return model
-
 
 def test_a_large_channel_that_the_answers_do_not_need_is_clipped() -> None:
     images_NHWC, _ = trained.images()
     fit_NHWC, held_NHWC = images_NHWC[:64], images_NHWC[64:192]
-    graph = deployable(loud())
+    graph = deployable(trained.loud())
     statistics = calibration.observe(graph, fit_NHWC)
     read = next(p for p in products(graph) if p.name == "mix").inputs[0].name
 
@@ -56,7 +42,7 @@ def test_a_model_far_from_float_is_clipped_and_one_near_it_is_not() -> None:
     """Held out, with the ranges of all images."""
     images_NHWC, _ = trained.images()
     config = Int8Config(equalization=(), bias_correction="never", rounding="nearest")
-    for model, far in ((loud(), True), (trained.trained("cnn"), False)):
+    for model, far in ((trained.loud(), True), (trained.trained("cnn"), False)):
         told: list[str] = []
         chosen = choose(deployable(model), images_NHWC[: trained.CALIBRATION], config, told.append)
         assert any("clipped by the answers" in line for line in told) is far, told

@@ -44,12 +44,7 @@ def test_a_relu_takes_what_is_negative_and_nothing_else() -> None:
 def test_a_loud_output_that_the_answers_do_not_need_is_clipped() -> None:
     images_NHWC, _ = trained.images()
     fit_NHWC, held_NHWC = images_NHWC[:64], images_NHWC[64:192]
-    model = copy.deepcopy(trained.trained("cnn"))
-    with torch.no_grad():
-        model.backbone.mix.weight[:, 0] = 0  # type: ignore[index, union-attr]
-        for parameter in (model.backbone.stem.weight, model.backbone.stem.bias):  # type: ignore[union-attr]
-            parameter[0] *= 3000  # type: ignore[index]
-    graph = deployable(model)
+    graph = deployable(trained.loud())
     statistics = calibration.observe(graph, fit_NHWC)
 
     def quantized(limits: dict[str, float]) -> tuple[layerwise.Outcome, float]:

@@ -27,7 +27,7 @@ from vit_edge.export.fold import deployable
 from vit_edge.models.classifier import Classifier, classifier_in
 from vit_edge.models.vit import VisionTransformer, ViTConfig
 from vit_edge.pipeline import Pipeline
-from vit_edge.quantization import qat, quantizer
+from vit_edge.quantization import outputs, qat, quantizer
 from vit_edge.quantization.choice import Chosen, choose
 from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import products
@@ -108,6 +108,16 @@ def test_what_was_learned_answers_more_like_float(kind: str) -> None:
     assert set(found.after.outcome.methods.values()) <= {"learned", "exact"}
     for name, before in found.before.outcome.scales.items():
         assert not torch.equal(before, found.after.outcome.scales[name])
+
+
+def test_outputs_that_were_clipped_stay_so_and_the_divergence_is_that_of_what_was_learned() -> None:
+    before, images_NHWC = learned("cnn").before, learned("cnn").calibration_NHWC
+    (name, *_) = (node.name for node in outputs.written(before.floats))
+    clipped = replace(before, options=replace(before.options, limits={name: 0.5}))
+    after = qat._read(clipped, qat._prepared(clipped), images_NHWC)
+    assert after.outcome.ranges[name].limit == 0.5
+    int8_NK = logits(Simulation(after.on_grid, after.outcome.ranges).run, after.held_NHWC)
+    assert after.kl == pytest.approx(metrics.mean_kl(after.float_NK, int8_NK))
 
 
 @pytest.mark.parametrize("kind", ["vit", "cnn"])

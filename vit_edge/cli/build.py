@@ -180,7 +180,7 @@ def export(
     if sign is not None:
         signature.sign(b"", sign)  # that a key is none is better known before the work
     if zipped is not None:
-        _make_folder(zipped)
+        zipped.mkdir(parents=True, exist_ok=True)
     names = ["onnxruntime", "openvino", "tensorrt"] if "all" in target else target
     asked: dict[str, Any] = {"tune": True} if tune else {}
     if dynamic_batch is not None:
@@ -194,15 +194,6 @@ def export(
             bundles.pack(path, zipped / f"{name}.zip")
         made = path if zipped is None else zipped / f"{name}.zip"
         typer.echo(f"bundle: {made}{', signed' if sign else ''}")
-
-
-def _make_folder(path: Path) -> None:
-    from vit_edge.errors import UserError
-
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UserError(f"cannot make the folder {path}: {err.strerror}", "give a folder that can be written") from err
 
 
 def models(

@@ -56,9 +56,9 @@ class Chosen:
     kl: float
     float_layers: tuple[str, ...] = ()
 
-    def kl_with_outputs(self) -> float:
-        """Divergence where outputs of convolutions are uint8 as well (outputs.py)."""
-        run = Simulation(self.on_grid, self.outcome.ranges, self.float_layers, with_outputs=True).run
+    def divergence(self, with_outputs: bool) -> float:
+        """KL from float; with_outputs: where outputs of convolutions are uint8 as well (outputs.py)."""
+        run = Simulation(self.on_grid, self.outcome.ranges, self.float_layers, with_outputs).run
         return metrics.mean_kl(self.float_NK, logits(run, self.held_NHWC))
 
 
@@ -100,9 +100,12 @@ def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
     on_grid = copy.deepcopy(chosen.floats)
     images = torch.from_numpy(chosen.fit_NHWC.copy())
     outcome = layerwise.decide(chosen.floats, on_grid, images, chosen.statistics, chosen.options, float_layers)
-    int8_NK = logits(Simulation(on_grid, outcome.ranges, float_layers).run, chosen.held_NHWC)
-    kl = metrics.mean_kl(chosen.float_NK, int8_NK)
-    return replace(chosen, on_grid=on_grid, outcome=outcome, kl=kl, float_layers=tuple(float_layers))
+    return judged(replace(chosen, on_grid=on_grid, outcome=outcome, float_layers=tuple(float_layers)))
+
+
+def judged(chosen: Chosen) -> Chosen:
+    """With the divergence that it has now."""
+    return replace(chosen, kl=chosen.divergence(with_outputs=False))
 
 
 def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> Chosen:
@@ -125,15 +128,17 @@ def _outputs_clipped(chosen: Chosen, say: Callable[[str], None]) -> Chosen:
     """The choice with outputs of convolutions clipped by the answers, where a runtime that has them in uint8 is far off."""
     if not outputs.written(chosen.floats, chosen.float_layers):
         return chosen
-    before = chosen.kl_with_outputs()
+    before = chosen.divergence(with_outputs=True)
     if before <= max(FAR, FAR_BESIDE * chosen.kl):
         return chosen
     limits = clipping.output_limits(
         chosen.floats, chosen.outcome, chosen.statistics, chosen.fit_NHWC, chosen.float_layers
     )
+    if not limits:
+        return chosen
     options = replace(chosen.options, limits={**chosen.options.limits, **limits})
     found = with_float(replace(chosen, options=options), chosen.float_layers)
-    after = found.kl_with_outputs()
+    after = found.divergence(with_outputs=True)
     _tell(say, f"{len(limits)} outputs of convolutions clipped by the answers", after < before, after, before)
     return found if after < before else chosen
 

@@ -28,7 +28,7 @@ from vit_edge.models.classifier import Classifier, classifier_in
 from vit_edge.preprocess import Preprocessing
 from vit_edge.progress import say
 from vit_edge.quantization import calibration, layerwise, rounding
-from vit_edge.quantization.choice import Chosen
+from vit_edge.quantization.choice import Chosen, judged
 from vit_edge.quantization.learned_step import LearnedStep, LearningQuantizer
 from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy
@@ -172,10 +172,11 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
     tidy(on_grid)
     statistics = calibration.observe(on_grid, images_NHWC)
     seen = {node.name: found for node, found in statistics.items()}
-    ranges = {name: found.at(limits[name]) if name in limits else found.range("mse") for name, found in seen.items()}
+    clipped = {**chosen.options.limits, **limits}  # outputs of convolutions learn no limit, and keep theirs
+    ranges = {name: found.at(clipped[name]) if name in clipped else found.range("mse") for name, found in seen.items()}
     methods = {name: "learned" if name in limits else method for name, method in chosen.outcome.methods.items()}
     outcome = layerwise.Outcome(ranges, methods, scales)
-    return replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, statistics=statistics)
+    return judged(replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, statistics=statistics))
 
 
 def _steps(
