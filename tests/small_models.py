@@ -125,7 +125,9 @@ def calibrate(
     """Ranges by node name as the int8 stage takes them: checked, observed, each by one method."""
     calibration.check_images(images_NHWC, minimum_images)
     calibration.check_weights(graph)
-    return {node.name: found.range(method) for node, found in calibration.observe(graph, images_NHWC).items()}
+    return {
+        node.name: found.range(method) for node, found in calibration.observe(graph, images_NHWC).statistics.items()
+    }
 
 
 @torch.no_grad()

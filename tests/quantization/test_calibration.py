@@ -57,7 +57,9 @@ def test_least_noise_clips_an_outlier_that_minmax_keeps() -> None:
     assert 8 <= chosen < 40
     step = chosen / 127
     lost = values - (values / step).round().clamp(-127, 127) * step
-    assert statistics.noise(chosen) == pytest.approx(float(lost.square().sum()) + (40 - chosen) ** 2, rel=0.02)
+    assert statistics.noise(np.array([chosen]))[0] == pytest.approx(
+        float(lost.square().sum()) + (40 - chosen) ** 2, rel=0.02
+    )
 
 
 def test_histogram_doubles_without_losing_a_count() -> None:

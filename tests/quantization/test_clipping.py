@@ -20,17 +20,17 @@ def test_a_large_channel_that_the_answers_do_not_need_is_clipped() -> None:
     images_NHWC, _ = trained.images()
     fit_NHWC, held_NHWC = images_NHWC[:64], images_NHWC[64:192]
     graph = deployable(trained.loud())
-    statistics = calibration.observe(graph, fit_NHWC)
+    observed = calibration.observe(graph, fit_NHWC)
     read = next(p for p in products(graph) if p.name == "mix").inputs[0].name
 
     def quantized(options: Options) -> tuple[torch.fx.GraphModule, layerwise.Outcome, float]:
         target = copy.deepcopy(graph)
-        outcome = layerwise.decide(graph, target, torch.from_numpy(fit_NHWC.copy()), statistics, options)
-        int8_NK = logits(Simulation(target, outcome.ranges).run, held_NHWC)
+        outcome = layerwise.decide(target, torch.from_numpy(fit_NHWC.copy()), observed, options)
+        int8_NK = logits(Simulation(target, outcome).run, held_NHWC)
         return target, outcome, metrics.mean_kl(logits(graph, held_NHWC), int8_NK)
 
     target, plain, before = quantized(Options("mse"))
-    limits = clipping.input_limits(graph, target, plain, statistics, fit_NHWC)
+    limits = clipping.input_limits(graph, target, plain, observed.statistics, fit_NHWC)
     _, clipped, after = quantized(Options("mse", limits=limits))
     assert limits[read] < 0.5 * plain.ranges[read].limit
     assert clipped.ranges[read].limit == limits[read]

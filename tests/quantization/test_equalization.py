@@ -107,7 +107,7 @@ def test_an_outlier_costs_less_once_it_is_spread() -> None:
         graph.get_parameter("backbone.blocks.0.attn.v.weight")[3] *= 50
     largest = equalization.largest_inputs(graph, groups(graph), images(16))
     proj = next(p for p in products(graph) if p.name == "blocks.0.attn.proj").inputs[0].name
-    before = {n.name: s for n, s in calibration.observe(graph, images(16)).items()}[proj].range("minmax")
+    before = {n.name: s for n, s in calibration.observe(graph, images(16)).statistics.items()}[proj].range("minmax")
     equalization.equalize(graph, largest, 0.5)
-    after = {n.name: s for n, s in calibration.observe(graph, images(16)).items()}[proj].range("minmax")
+    after = {n.name: s for n, s in calibration.observe(graph, images(16)).statistics.items()}[proj].range("minmax")
     assert after.limit < before.limit / 4

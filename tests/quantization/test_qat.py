@@ -116,7 +116,7 @@ def test_outputs_that_were_clipped_stay_so_and_the_divergence_is_that_of_what_wa
     clipped = replace(before, options=replace(before.options, limits={name: 0.5}))
     after = qat._read(clipped, qat._prepared(clipped), images_NHWC)
     assert after.outcome.ranges[name].limit == 0.5
-    int8_NK = logits(Simulation(after.on_grid, after.outcome.ranges).run, after.held_NHWC)
+    int8_NK = logits(Simulation(after.on_grid, after.outcome).run, after.held_NHWC)
     assert after.kl == pytest.approx(metrics.mean_kl(after.float_NK, int8_NK))
 
 
@@ -133,7 +133,7 @@ def test_float_student_and_post_training_model_are_left_as_they_were(kind: str) 
 @pytest.mark.parametrize("kind", ["vit", "cnn"])
 def test_exported_graph_is_canonical_and_equals_the_simulation(kind: str) -> None:
     found = learned(kind)
-    simulation = Simulation(found.after.on_grid, found.after.outcome.ranges)
+    simulation = Simulation(found.after.on_grid, found.after.outcome)
     expected_NK = logits(simulation.run, found.lessons.tune_NHWC)
     canonical = exported(found)
     quantizes = [node for node in canonical.graph if node.op_type == "QuantizeLinear"]
@@ -151,7 +151,7 @@ def test_both_runtimes_answer_as_the_simulation_does(kind: str, tmp_path: Path) 
     found = learned(kind)
     canonical, images_NHWC = exported(found), found.lessons.tune_NHWC
     ranges = onnx.ranges_by_value(canonical, products(found.after.floats), found.after.outcome.ranges)
-    expected_N = logits(Simulation(found.after.on_grid, found.after.outcome.ranges).run, images_NHWC).argmax(1)
+    expected_N = logits(Simulation(found.after.on_grid, found.after.outcome).run, images_NHWC).argmax(1)
     lowered = lower.lowered(onnx.with_batch(canonical, len(images_NHWC)), ranges, "onnxruntime")
     assert metrics.agreement(run_onnx(lowered, images_NHWC).argmax(1), expected_N) > 0.97
     onnx.save(lower.lowered(onnx.with_batch(canonical, len(images_NHWC)), ranges, "openvino"), tmp_path / "int8.onnx")
@@ -188,7 +188,7 @@ def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path) -> N
     after, _ = qat.distil(before, found.lessons, found.calibration_NHWC, learning, tmp_path)
     assert "head" not in after.outcome.scales
     images_NHWC = found.lessons.tune_NHWC
-    simulation = Simulation(after.on_grid, after.outcome.ranges, config.float_layers)
+    simulation = Simulation(after.on_grid, after.outcome, config.float_layers)
     example = torch.from_numpy(images_NHWC[:2].copy())
     graph, outcome = copy.deepcopy(after.on_grid), after.outcome
     quantized = quantizer.quantize(graph, example, outcome.ranges, config.float_layers, outcome.scales)

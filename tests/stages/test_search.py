@@ -58,7 +58,7 @@ def test_gives_back_the_planted_layers_and_no_others(kind: str, tmp_path: Path) 
     assert found.held_by == "upper95"
     assert f"keeps the limit: a drop of {taken.drop_points:.2f} points" in found.outcome
     images_NHWC, labels_N = next(tune(300))
-    simulated = Simulation(chosen.on_grid, chosen.outcome.ranges, chosen.float_layers)
+    simulated = Simulation(chosen.on_grid, chosen.outcome, chosen.float_layers)
     right = [logits(run, images_NHWC).argmax(1) == labels_N for run in (chosen.floats, simulated.run)]
     assert right[1].mean() > right[0].mean() - 0.02
     assert quantization.search(tmp_path) == found

@@ -5,15 +5,17 @@ B batch, H×W image; images are uint8 (B, H, W, 3) as `preprocess.Preprocessing`
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge.errors import UserError
 from vit_edge.quantization.batches import batches
-from vit_edge.quantization.products import Product, products
+from vit_edge.quantization.products import Product, beside_channels, products
 from vit_edge.quantization.ranges import Statistics
 
 aten = torch.ops.aten
@@ -21,18 +23,27 @@ VIEWS = {aten.permute.default, aten.unflatten.int, aten.flatten.using_ints, aten
 CASTS = {aten.to.dtype, aten._to_copy.default}
 
 
-@torch.no_grad()
-def observe(graph_module: GraphModule, images_NHWC: np.ndarray) -> dict[Node, Statistics]:
-    """Statistics of all that any lowering might quantize, by node.
+@dataclass(frozen=True)
+class Observed:
+    """statistics: of each tensor that a lowering might quantize. means: of what each linear and conv makes, over images
+    and places (O,), by node name."""
 
-    Inputs of linear and conv, outputs of conv, both operands of products of activations. The pixels (the graph's
-    input minus 128) get their exact range: int8 holds each of them without error.
+    statistics: dict[Node, Statistics]
+    means: dict[str, Tensor]
+
+
+@torch.no_grad()
+def observe(graph_module: GraphModule, images_NHWC: np.ndarray) -> Observed:
+    """What a graph does with images.
+
+    Statistics are of inputs of linear and conv, outputs of conv, both operands of products of activations. The pixels
+    (the graph's input minus 128) get their exact range: int8 holds each of them without error.
     Raises UserError for logits that are not finite.
     """
-    recorder = _Recorder(graph_module, recorded_nodes(products(graph_module)))
+    recorder = _Recorder(graph_module, products(graph_module))
     for images_BHWC in batches(images_NHWC):
         _check_logits(recorder.run(images_BHWC))
-    return recorder.statistics
+    return Observed(recorder.statistics, {name: mean.value_O.float() for name, mean in recorder.means.items()})
 
 
 def recorded_nodes(found: list[Product]) -> list[Node]:
@@ -90,19 +101,35 @@ def digests(images: Any) -> Iterator[bytes]:
         yield hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
 
 
+class _Mean:
+    """Of what comes in parts, each with its own number of values (O,)."""
+
+    def __init__(self) -> None:
+        self.value_O, self.count = torch.zeros(()), 0
+
+    def add(self, mean_O: Tensor, count: int) -> None:
+        self.count += count
+        self.value_O = self.value_O + (mean_O - self.value_O) * (count / self.count)
+
+
 class _Recorder(Interpreter):
-    def __init__(self, graph_module: GraphModule, nodes: list[Node]):
+    def __init__(self, graph_module: GraphModule, found: list[Product]):
         super().__init__(graph_module)
-        self.statistics = {node: Statistics(pixels=holds_pixels(node)) for node in nodes}
+        self.statistics = {node: Statistics(pixels=holds_pixels(node)) for node in recorded_nodes(found)}
+        self.weighted = {p.node: p for p in found if p.kind in ("linear", "conv")}
+        self.means: dict[str, _Mean] = {}
 
     def run_node(self, node: Node) -> Any:
         value = super().run_node(node)
         if node in self.statistics:
             self.statistics[node].update(value)
+        if node in self.weighted:
+            mean_O = value.mean(dim=beside_channels(self.weighted[node], value)).double()
+            self.means.setdefault(node.name, _Mean()).add(mean_O, value.numel() // len(mean_O))
         return value
 
 
-def _check_logits(logits_BK: torch.Tensor) -> None:
+def _check_logits(logits_BK: Tensor) -> None:
     if not torch.isfinite(logits_BK).all():
         raise UserError(
             "the model gives NaN or infinite logits on calibration images",

@@ -7,21 +7,23 @@ Where the model is still far from float with the ranges of all images, the costl
 """
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
-from vit_edge import metrics
+from vit_edge import memory, metrics
 from vit_edge.quantization import calibration, clipping, equalization, layerwise, outputs
+from vit_edge.quantization.calibration import Observed
 from vit_edge.quantization.layerwise import Options, Outcome
-from vit_edge.quantization.ranges import Statistics
 from vit_edge.quantization.simulation import Simulation, logits
 from vit_edge.quantization.work import multiply_adds
 from vit_edge.recipe import Int8Config
 
+T = TypeVar("T")
 GAIN = 0.97
 """A step is kept when it leaves at most this share of the KL divergence from float."""
 FEWEST, MOST = 32, 256
@@ -30,7 +32,7 @@ FAR = 0.02
 FAR_BESIDE = 1.5  # times as far with outputs of convolutions in uint8 as without
 CLIPPED_AGAIN = 3  # at most: those that cost little beside others come to light when the others are mended
 BIASES = "bias correction"
-WORK, VALUES = 40e9, 1 << 27
+WORK, VALUES = 32e9, 1 << 27
 """Images that a trial is fitted to: as many as so many multiply-adds are enough for and the largest tensor holds so many
 values of, within bounds. It is judged on twice as many, MOST at most. Fewer than a hundred are too few for the biases of a
 convolutional network, whose last maps have few places."""
@@ -40,8 +42,8 @@ convolutional network, whose last maps have few places."""
 class Chosen:
     """floats: the equalized graph. on_grid: the same with weights on int8's grid and its biases. alphas by product.
 
-    statistics: of all calibration images; fit_NHWC, held_NHWC: those that it was fitted to and judged on; float_NK: the
-    float graph's logits of the latter, kl: the int8 model's divergence from them.
+    fit_NHWC, held_NHWC: images that it was fitted to and judged on; observed: statistics of all calibration images, means
+    of the former; float_NK: the float graph's logits of the latter, kl: the int8 model's divergence from them.
     """
 
     floats: GraphModule
@@ -49,7 +51,7 @@ class Chosen:
     outcome: Outcome
     options: Options
     alphas: dict[str, float]
-    statistics: dict[Node, Statistics]
+    observed: Observed
     fit_NHWC: np.ndarray
     held_NHWC: np.ndarray
     float_NK: np.ndarray
@@ -58,10 +60,11 @@ class Chosen:
 
     def divergence(self, with_outputs: bool) -> float:
         """KL from float; with_outputs: where outputs of convolutions are uint8 as well (outputs.py)."""
-        run = Simulation(self.on_grid, self.outcome.ranges, self.float_layers, with_outputs).run
+        run = Simulation(self.on_grid, self.outcome, self.float_layers, with_outputs).run
         return metrics.mean_kl(self.float_NK, logits(run, self.held_NHWC))
 
 
+@memory.kept()
 @torch.no_grad()
 def choose(
     graph_module: GraphModule, images_NHWC: np.ndarray, config: Int8Config, say: Callable[[str], None]
@@ -82,10 +85,10 @@ def choose(
         best = trial.changed(best, {"method": "output"}, "each tensor's range by the outputs that read it", config, say)
     if config.rounding != "nearest":
         best = trial.changed(best, {"compensate": True}, "error-compensated rounding", config, say)
-    statistics = calibration.observe(best.floats, images_NHWC)
+    observed = replace(calibration.observe(best.floats, images_NHWC), means=best.observed.means)
     undecided = Chosen(
-        best.floats, best.floats, Outcome(), best.options, best.alphas, statistics, fit_NHWC, held_NHWC,
-        trial.float_NK, np.inf,
+        best.floats, best.floats, Outcome(), best.options, best.alphas, observed, fit_NHWC, held_NHWC, trial.float_NK,
+        np.inf,
     )  # fmt: skip
     chosen = with_float(undecided, config.float_layers)
     if config.ranges != "auto":
@@ -94,12 +97,13 @@ def choose(
     return _outputs_clipped(chosen, say)
 
 
+@memory.kept()
 @torch.no_grad()
 def with_float(chosen: Chosen, float_layers: Collection[str]) -> Chosen:
     """The same choice with these layers, and no others, in float: what is int8 is rounded and corrected anew."""
     on_grid = copy.deepcopy(chosen.floats)
     images = torch.from_numpy(chosen.fit_NHWC.copy())
-    outcome = layerwise.decide(chosen.floats, on_grid, images, chosen.statistics, chosen.options, float_layers)
+    outcome = layerwise.decide(on_grid, images, chosen.observed, chosen.options, float_layers)
     return judged(replace(chosen, on_grid=on_grid, outcome=outcome, float_layers=tuple(float_layers)))
 
 
@@ -112,7 +116,7 @@ def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> 
     """The choice with its costliest tensors clipped by the answers, and biases corrected then, as far as each helps."""
     for _ in range(CLIPPED_AGAIN):
         limits = clipping.input_limits(
-            chosen.floats, chosen.on_grid, chosen.outcome, chosen.statistics, chosen.fit_NHWC
+            chosen.floats, chosen.on_grid, chosen.outcome, chosen.observed.statistics, chosen.fit_NHWC
         )
         before, words = chosen, f"{len(limits)} costly tensors clipped by the answers"
         if limits:
@@ -132,7 +136,7 @@ def _outputs_clipped(chosen: Chosen, say: Callable[[str], None]) -> Chosen:
     if before <= max(FAR, FAR_BESIDE * chosen.kl):
         return chosen
     limits = clipping.output_limits(
-        chosen.floats, chosen.outcome, chosen.statistics, chosen.fit_NHWC, chosen.float_layers
+        chosen.floats, chosen.outcome, chosen.observed.statistics, chosen.fit_NHWC, chosen.float_layers
     )
     if not limits:
         return chosen
@@ -161,7 +165,7 @@ def images_tried(graph_module: GraphModule, image_1HWC: np.ndarray) -> int:
 @dataclass(frozen=True)
 class _Candidate:
     floats: GraphModule
-    statistics: dict[Node, Statistics]
+    observed: Observed
     options: Options
     alphas: dict[str, float]
     kl: float
@@ -179,16 +183,19 @@ class _Trial:
         return self._candidate(self.graph_module, {}, self.options)
 
     def equalized(self, before: _Candidate, say: Callable[[str], None]) -> _Candidate:
-        """The best strength, none included."""
+        """The best strength, none included; a divergence that grows with one step of strength grows with the next too."""
         groups = equalization.groups(self.graph_module, self.float_layers)
         if not groups or not self.strengths:
             return before
-        best, largest = before, equalization.largest_inputs(self.graph_module, groups, self.fit_NHWC)
-        for alpha in self.strengths:
+        largest = equalization.largest_inputs(self.graph_module, groups, self.fit_NHWC)
+
+        def with_strength(alpha: float) -> _Candidate:
             graph = copy.deepcopy(self.graph_module)
             equalization.equalize(graph, largest, alpha, self.float_layers)
-            found = self._candidate(graph, {r.name: alpha for g in groups for r in g.readers}, before.options)
-            best = found if found.kl < min(best.kl, GAIN * before.kl) else best
+            return self._candidate(graph, {r.name: alpha for g in groups for r in g.readers}, before.options)
+
+        found = _downhill(sorted(self.strengths), with_strength, lambda candidate: candidate.kl)
+        best = found if found.kl < GAIN * before.kl else before
         chosen = next(iter(best.alphas.values()), None)
         told = "none" if chosen is None else f"α = {chosen:g}"
         say(f"int8: equalization: {told} (KL from float {best.kl:.3g}, {before.kl:.3g} without)")
@@ -199,21 +206,36 @@ class _Trial:
     ) -> _Candidate:
         """The candidate with other options where that is better, or where the recipe asks for it."""
         options = replace(before.options, **changes)  # type: ignore[arg-type]
-        found = replace(before, options=options, kl=self._kl(before.floats, before.statistics, options))
+        found = replace(before, options=options, kl=self._kl(before.floats, before.observed, options))
         kept = _asked(config, changes) or found.kl <= GAIN * before.kl
         _tell(say, words, kept, found.kl, before.kl)
         return found if kept else before
 
     def _candidate(self, graph: GraphModule, alphas: dict[str, float], options: Options) -> _Candidate:
-        statistics = calibration.observe(graph, self.fit_NHWC)
-        return _Candidate(graph, statistics, options, alphas, self._kl(graph, statistics, options))
+        observed = calibration.observe(graph, self.fit_NHWC)
+        return _Candidate(graph, observed, options, alphas, self._kl(graph, observed, options))
 
-    def _kl(self, graph: GraphModule, statistics: dict[Node, Statistics], options: Options) -> float:
+    def _kl(self, graph: GraphModule, observed: Observed, options: Options) -> float:
         target = copy.deepcopy(graph)
         images = torch.from_numpy(self.fit_NHWC.copy())
-        outcome = layerwise.decide(graph, target, images, statistics, options, self.float_layers)
-        simulation = Simulation(target, outcome.ranges, self.float_layers)
+        outcome = layerwise.decide(target, images, observed, options, self.float_layers)
+        simulation = Simulation(target, outcome, self.float_layers)
         return metrics.mean_kl(self.float_NK, logits(simulation.run, self.held_NHWC))
+
+
+def _downhill(values: Sequence[float], made: Callable[[float], T], cost: Callable[[T], float]) -> T:
+    """The cheapest of what is made of ordered values, from the middle on for as long as it gets cheaper, down or else up."""
+    middle = len(values) // 2
+    best = first = made(values[middle])
+    for side in (reversed(values[:middle]), values[middle + 1 :]):
+        for value in side:
+            found = made(value)
+            if cost(found) >= cost(best):
+                break
+            best = found
+        if best is not first:
+            break
+    return best
 
 
 def _asked(config: Int8Config, changes: dict[str, object]) -> bool:

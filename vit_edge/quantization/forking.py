@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from vit_edge import metrics
-from vit_edge.quantization.layerwise import Outcome, to_int8
-from vit_edge.quantization.outputs import to_uint8, written
-from vit_edge.quantization.products import Product, parameter, products
+from vit_edge.quantization.layerwise import Outcome
+from vit_edge.quantization.outputs import written
+from vit_edge.quantization.products import Product, beside_channels, parameter, products
 from vit_edge.quantization.ranges import Range
+from vit_edge.quantization.steps import to_int8, to_uint8
 
 BATCH = 16
 """Images at once, since two evaluations of them are in memory."""
@@ -66,9 +67,7 @@ def _int8(
     target: Any = product.node.target
     output: Tensor = target(to_int8(inputs, found), weight, bias, *product.node.args[3:])
     if corrected:
-        axis = 1 if product.kind == "conv" else output.ndim - 1
-        others = [dim for dim in range(output.ndim) if dim != axis]
-        output = output + (expected - output).mean(dim=others, keepdim=True)
+        output = output + (expected - output).mean(dim=beside_channels(product, output), keepdim=True)
     return output
 
 

@@ -1,7 +1,7 @@
 """Layer by layer in the graph's order: each layer's range, rounding and bias, with the layers before it already int8.
 
-Two evaluations go through the graph side by side, one in float, one as int8 with what is decided so far. N images,
-R rows of inputs to a product, O output channels.
+One evaluation goes through the graph as int8 with what is decided so far; of the float model it takes the ranges and the
+means that calibration recorded. N images, R rows of inputs to a product, O output channels.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from vit_edge.quantization import rounding
-from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy, why_float
-from vit_edge.quantization.ranges import METHODS, STEPS, Range, Statistics
+from vit_edge.quantization import integers, rounding
+from vit_edge.quantization.calibration import Observed
+from vit_edge.quantization.products import (
+    Product,
+    beside_channels,
+    parameter,
+    products,
+    set_parameter,
+    tidy,
+    why_float,
+)
+from vit_edge.quantization.ranges import METHODS, Range
+from vit_edge.quantization.steps import to_int8
 
 ROWS = 4096
 """Rows that a layer's range and rounding are judged on, drawn evenly from the images."""
@@ -52,32 +62,26 @@ class Outcome:
 
 @torch.no_grad()
 def decide(
-    graph_module: GraphModule, target: GraphModule, images_NHWC: Tensor, statistics: Mapping[Node, Statistics],
-    options: Options, float_layers: Collection[str] = (),
+    graph_module: GraphModule, images_NHWC: Tensor, observed: Observed, options: Options,
+    float_layers: Collection[str] = (),
 ) -> Outcome:  # fmt: skip
-    """Puts `target`, a copy of `graph_module`, on int8's grid: weights and biases are changed, quantizing is not added.
+    """Puts a float graph on int8's grid, in place: weights and biases are changed, quantizing is not added.
 
-    statistics: of every tensor that a lowering might quantize, by the nodes of `graph_module`.
+    observed: of this graph or a copy; the means are of these very images.
     """
-    run = _Run(graph_module, target, statistics, options, float_layers)
+    run = _Run(graph_module, observed, options, float_layers)
     return run.through(images_NHWC) if options.looks else run.at_once()
-
-
-def to_int8(values: Tensor, found: Range) -> Tensor:
-    """Rounded and clipped, as float."""
-    return torch.fake_quantize_per_tensor_affine(values, found.scale, 0, -STEPS - 1, STEPS)
 
 
 class _Run:
     def __init__(
-        self, graph_module: GraphModule, target: GraphModule, statistics: Mapping[Node, Statistics], options: Options,
-        float_layers: Collection[str],
+        self, graph_module: GraphModule, observed: Observed, options: Options, float_layers: Collection[str]
     ):  # fmt: skip
-        self.source, self.target, self.options = graph_module, target, options
-        self.statistics = {node.name: found for node, found in statistics.items()}
-        self.floats, self.int8 = Interpreter(graph_module), Interpreter(target)
+        self.target, self.means, self.options = graph_module, observed.means, options
+        self.statistics = {node.name: found for node, found in observed.statistics.items()}
+        self.int8 = Interpreter(graph_module)
         self.outcome = Outcome()
-        found = [p for p in products(target) if why_float(p, float_layers) is None]
+        found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
         self.products = {p.node: p for p in found}
         self.readers: dict[Node, list[Product]] = {}
         for product in found:
@@ -85,14 +89,11 @@ class _Run:
         self.quantized: dict[Node, Tensor] = {}
 
     def through(self, images_NHWC: Tensor) -> Outcome:
-        for interpreter in (self.floats, self.int8):
-            interpreter.env, interpreter.args_iter = {}, iter([images_NHWC])
-        for node, twin in zip(self.source.graph.nodes, list(self.target.graph.nodes), strict=True):
-            self.floats.env[node] = self.floats.run_node(node)
-            product = self.products.get(twin)
-            self.int8.env[twin] = self._layer(product, node) if product else self.int8.run_node(twin)
-            self._forget(self.floats, node)
-            self._forget(self.int8, twin)
+        self.int8.env, self.int8.args_iter = {}, iter([images_NHWC])
+        for node in list(self.target.graph.nodes):
+            product = self.products.get(node)
+            self.int8.env[node] = self._layer(product) if product else self.int8.run_node(node)
+            self._forget(node)
         return self._finished()
 
     def at_once(self) -> Outcome:
@@ -110,12 +111,12 @@ class _Run:
         tidy(self.target)
         return self.outcome
 
-    def _forget(self, interpreter: Interpreter, node: Node) -> None:
-        for unused in interpreter.user_to_last_uses.get(node, []):
-            interpreter.env.pop(unused, None)
+    def _forget(self, node: Node) -> None:
+        for unused in self.int8.user_to_last_uses.get(node, []):
+            self.int8.env.pop(unused, None)
             self.quantized.pop(unused, None)
 
-    def _layer(self, product: Product, node: Node) -> Tensor:
+    def _layer(self, product: Product) -> Tensor:
         """The product's int8 output, once its range, weight and bias are decided."""
         (source,) = product.inputs
         if source not in self.quantized:
@@ -123,9 +124,9 @@ class _Run:
             self.quantized[source] = to_int8(self.int8.env[source], self.outcome.ranges[source.name])
         inputs = self.quantized[source]
         self._round(product, inputs)
-        output = self._output(product, inputs)
+        output = self._output(product, inputs, self.outcome.ranges[source.name])
         if self.options.correct_bias:
-            output += self._correct(product, self.floats.env[node], output)
+            output += self._correct(product, output)
         return output
 
     def _range(self, source: Node) -> Range:
@@ -168,24 +169,27 @@ class _Run:
         self.outcome.scales[product.name] = scales_O
         set_parameter(self.target, product.node, 1, rounded)
 
-    def _correct(self, product: Product, expected: Tensor, output: Tensor) -> Tensor:
+    def _correct(self, product: Product, output: Tensor) -> Tensor:
         """Moves the bias by the mean difference from float in each output channel (Nagel et al. 2019, §4.2)."""
-        axis = 1 if product.kind == "conv" else output.ndim - 1
-        moved_O = (expected - output).mean(dim=[d for d in range(output.ndim) if d != axis])
+        others = beside_channels(product, output)
+        moved_O = self.means[product.node.name] - output.mean(dim=others)
         args = product.node.args
         bias = parameter(self.target, args[2]) if len(args) > 2 else None
         set_parameter(self.target, product.node, 2, moved_O if bias is None else bias + moved_O)
         self.outcome.corrected.add(product.name)
-        return moved_O.reshape([-1 if d == axis else 1 for d in range(output.ndim)])
+        return moved_O.reshape([1 if d in others else -1 for d in range(output.ndim)])
 
     def _weight(self, product: Product) -> Tensor:
         weight = parameter(self.target, product.node.args[1])
         assert weight is not None
         return weight
 
-    def _output(self, product: Product, inputs: Tensor) -> Tensor:
+    def _output(self, product: Product, inputs: Tensor, found: Range) -> Tensor:
         bias = parameter(self.target, product.node.args[2]) if len(product.node.args) > 2 else None
-        return _called(product, inputs, self._weight(product), bias)
+        weight = self._weight(product)
+        if product.kind == "linear" and integers.run_here():
+            return integers.linear(inputs, found.scale, weight, self.outcome.scales[product.name], bias)
+        return _called(product, inputs, weight, bias)
 
 
 def _called(product: Product, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

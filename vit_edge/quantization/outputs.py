@@ -4,16 +4,14 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from vit_edge.quantization.products import products, why_float
-from vit_edge.quantization.ranges import UINT8_MAX, Range
+from vit_edge.quantization.steps import Bounds
 
 aten = torch.ops.aten
 RELUS = {aten.relu.default, aten.relu_.default}
 CLIPS = {aten.hardtanh.default, aten.hardtanh_.default, aten.clamp.default, aten.clamp_.default}
-Bounds = tuple[float, float]
 
 
 def written(graph_module: GraphModule, float_layers: Collection[str] = ()) -> dict[Node, Bounds]:
@@ -29,12 +27,6 @@ def written(graph_module: GraphModule, float_layers: Collection[str] = ()) -> di
         if product.kind == "conv" and activation not in read:
             found[product.node] = bounds
     return found
-
-
-def to_uint8(values: Tensor, found: Range, bounds: Bounds) -> Tensor:
-    """Rounded and clipped, as float."""
-    scale, zero_point = found.between(*bounds).unsigned
-    return torch.fake_quantize_per_tensor_affine(values, scale, zero_point, 0, UINT8_MAX)
 
 
 def _activation(node: Node) -> tuple[Node, Bounds]:

@@ -93,6 +93,12 @@ def module_path(node: Node) -> str:
     return stack[-1][0].removeprefix(PREFIX) if stack else ""
 
 
+def beside_channels(product: Product, output: Tensor) -> list[int]:
+    """The axes of a product's output that hold images and places."""
+    channels = 1 if product.kind == "conv" else output.ndim - 1
+    return [axis for axis in range(output.ndim) if axis != channels]
+
+
 def parameter(graph_module: GraphModule, node: object) -> Tensor | None:
     """The parameter or buffer that a get_attr node reads, or None for anything else."""
     if not (isinstance(node, Node) and node.op == "get_attr"):

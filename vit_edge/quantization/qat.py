@@ -170,13 +170,13 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
             assert weight is not None
             set_parameter(on_grid, product.node, 1, rounding.nearest(weight, scales[product.name]))
     tidy(on_grid)
-    statistics = calibration.observe(on_grid, images_NHWC)
-    seen = {node.name: found for node, found in statistics.items()}
+    observed = calibration.observe(on_grid, images_NHWC)
+    seen = {node.name: found for node, found in observed.statistics.items()}
     clipped = {**chosen.options.limits, **limits}  # outputs of convolutions learn no limit, and keep theirs
     ranges = {name: found.at(clipped[name]) if name in clipped else found.range("mse") for name, found in seen.items()}
     methods = {name: "learned" if name in limits else method for name, method in chosen.outcome.methods.items()}
     outcome = layerwise.Outcome(ranges, methods, scales)
-    return judged(replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, statistics=statistics))
+    return judged(replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, observed=observed))
 
 
 def _steps(
@@ -205,8 +205,7 @@ def _better(chosen: Chosen, trained: Chosen, lessons: Lessons) -> tuple[Chosen, 
     labels_N, images_NHWC = lessons.tune_N, lessons.tune_NHWC
     float_NK = inference.logits(lessons.student.cpu(), images_NHWC, torch.device("cpu"))
     before_NK, after_NK = (
-        logits(Simulation(one.on_grid, one.outcome.ranges, one.float_layers).run, images_NHWC)
-        for one in (chosen, trained)
+        logits(Simulation(one.on_grid, one.outcome, one.float_layers).run, images_NHWC) for one in (chosen, trained)
     )
     before, after = (_judged(float_NK, int8_NK, labels_N) for int8_NK in (before_NK, after_NK))
     kept = _no_worse(before_NK, after_NK, labels_N)

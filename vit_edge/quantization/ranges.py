@@ -17,7 +17,7 @@ BINS = 4096
 STEPS = 127  # of int8 on each side of zero
 UINT8_MAX = 255
 CANDIDATES = np.linspace(0.2, 1.0, 81)
-SAMPLED = 1 << 18
+SAMPLED = 1 << 16
 """Values of one batch of a tensor that enter its histogram; its extremes are of all of them."""
 SCHEMA = "vit-edge/ranges/1"
 
@@ -67,8 +67,10 @@ class Statistics:
         self.pixels = pixels
         self.low, self.high, self.span = np.inf, -np.inf, 0.0
         self.counts = torch.zeros(BINS, dtype=torch.float64)
+        self._ranges: dict[str, Range] = {}
 
     def update(self, values: torch.Tensor) -> None:
+        self._ranges.clear()
         values = values.detach().float()
         low, high = (float(extreme) for extreme in values.aminmax())
         self.low, self.high = min(self.low, low), max(self.high, high)
@@ -89,20 +91,22 @@ class Statistics:
             return PIXELS
         if self.span == 0:
             return Range(0.0, 0.0, 1.0)
-        return self.at(METHODS[method](self))
+        if method not in self._ranges:
+            self._ranges[method] = self.at(METHODS[method](self))
+        return self._ranges[method]
 
     def at(self, limit: float) -> Range:
         """The range with this limit, whoever chose it."""
-        noise = self.noise(limit)
+        noise = float(self.noise(np.array([limit]))[0])
         signal = float(self.counts.numpy() @ np.square(self._magnitudes()))
         sqnr_db = 10 * np.log10(signal / noise) if noise else None
         return Range(self.low, self.high, limit, sqnr_db and round(float(sqnr_db), 2))
 
-    def noise(self, limit: float) -> float:
-        """Sum of squared errors of rounding and clipping to int8 at a limit."""
-        magnitudes, step = self._magnitudes(), limit / STEPS
-        rounded = np.minimum(np.round(magnitudes / step), STEPS) * step
-        return float(self.counts.numpy() @ np.square(magnitudes - rounded))
+    def noise(self, limits_L: np.ndarray) -> np.ndarray:
+        """Sum of squared errors of rounding and clipping to int8 at each limit (L,)."""
+        magnitudes, steps_L1 = self._magnitudes(), limits_L[:, None] / STEPS
+        rounded_LM = np.minimum(np.rint(magnitudes / steps_L1), STEPS) * steps_L1
+        return np.asarray(np.square(magnitudes - rounded_LM) @ self.counts.numpy())
 
     def _magnitudes(self) -> np.ndarray:
         return (np.arange(BINS) + 0.5) * (self.span / BINS)
@@ -116,7 +120,7 @@ def minmax(statistics: Statistics) -> float:
 def least_noise(statistics: Statistics) -> float:
     """The limit with the least squared error of rounding and clipping together (Banner et al. 2019, §3)."""
     limits = minmax(statistics) * CANDIDATES
-    return float(limits[int(np.argmin([statistics.noise(limit) for limit in limits]))])
+    return float(limits[int(np.argmin(statistics.noise(limits)))])
 
 
 def percentile(share: float) -> Callable[[Statistics], float]:

@@ -71,7 +71,7 @@ def _restored(chosen: Chosen, name: str) -> np.ndarray:
         if product.name == name:
             _copy_parameters(graph, product.node, chosen.floats, source.node)
     tidy(graph)
-    simulation = Simulation(graph, chosen.outcome.ranges, (*chosen.float_layers, name))
+    simulation = Simulation(graph, chosen.outcome, (*chosen.float_layers, name))
     return logits(simulation.run, chosen.held_NHWC)
 
 

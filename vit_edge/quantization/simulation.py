@@ -3,35 +3,43 @@
 N images, K classes.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from vit_edge import memory
+from vit_edge.quantization import integers
 from vit_edge.quantization.batches import batches
-from vit_edge.quantization.layerwise import to_int8
-from vit_edge.quantization.outputs import to_uint8, written
+from vit_edge.quantization.layerwise import Outcome
+from vit_edge.quantization.outputs import written
 from vit_edge.quantization.products import products, why_float
 from vit_edge.quantization.ranges import Range
+from vit_edge.quantization.steps import to_int8, to_uint8
 
 
 class Simulation(Interpreter):
     """Inputs of every int8 product go through int8; weights are taken as they are, on their grid already.
 
-    with_outputs: outputs of convolutions go through uint8 (outputs.py).
+    outcome: what put them there. with_outputs: outputs of convolutions go through uint8 (outputs.py).
     """
 
     def __init__(
-        self, graph_module: GraphModule, ranges: Mapping[str, Range], float_layers: Collection[str] = (),
+        self,
+        graph_module: GraphModule,
+        outcome: Outcome,
+        float_layers: Collection[str] = (),
         with_outputs: bool = False,
-    ):  # fmt: skip
+    ):
         super().__init__(graph_module)
-        self.ranges = ranges
+        self.ranges = outcome.ranges
         self.outputs = written(graph_module, float_layers) if with_outputs else {}
         found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
-        self.inputs = {p.node: ranges[p.inputs[0].name] for p in found}
+        self.inputs = {p.node: self.ranges[p.inputs[0].name] for p in found}
+        linear = [p for p in found if p.kind == "linear" and p.name in outcome.scales and integers.run_here()]
+        self.scales_O = {p.node: outcome.scales[p.name] for p in linear}
         self._last: tuple[Any, torch.Tensor] | None = None
 
     def run_node(self, n: Node) -> Any:
@@ -40,7 +48,10 @@ class Simulation(Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         assert callable(n.target)
-        output = n.target(self._int8(args[0], found), *args[1:], **kwargs)
+        inputs = self._int8(args[0], found)
+        if n in self.scales_O:
+            return integers.linear(inputs, found.scale, args[1], self.scales_O[n], *(args[2:] or (None,)))
+        output = n.target(inputs, *args[1:], **kwargs)
         return to_uint8(output, self.ranges[n.name], self.outputs[n]) if n in self.outputs else output
 
     def _int8(self, values: torch.Tensor, found: Range) -> torch.Tensor:
@@ -50,6 +61,7 @@ class Simulation(Interpreter):
         return self._last[1]
 
 
+@memory.kept()
 @torch.no_grad()
 def logits(run: Any, images_NHWC: np.ndarray, device: torch.device | None = None) -> np.ndarray:
     """Of a graph, of a simulation's `run`, or of a module on `device`."""

@@ -19,9 +19,9 @@ from vit_edge import metrics
 from vit_edge.export.fold import Served
 from vit_edge.models.classifier import Classifier
 from vit_edge.quantization import rounding
-from vit_edge.quantization.layerwise import to_int8
 from vit_edge.quantization.ranges import Range, Statistics
 from vit_edge.quantization.simulation import logits
+from vit_edge.quantization.steps import to_int8
 
 IMAGES = 256
 OUT_OF_REACH = 0.95

@@ -62,6 +62,11 @@ def int8_saturates() -> bool:
     return bool(found & X86) and not found & DOT_PRODUCTS
 
 
+def has_dot_products() -> bool:
+    """Whether x86 sums products of bytes in 32 bits at once."""
+    return bool(set(instruction_sets()) & DOT_PRODUCTS)
+
+
 def restart_peak_memory() -> int | None:
     """The memory that this process holds, from which its peak is counted anew; null where the system does not tell.
 

@@ -172,12 +172,12 @@ class _Bench:
         torch.manual_seed(0)
         backbone = zoo.create(config, self.classes, self.image_size)
         graph = deployable(Classifier(backbone, origin.preprocessing(config, self.image_size)).eval())
-        found = products(graph)
-        observed = calibration.observe(graph, self.calibration_NHWC)
-        by_node = {node.name: statistics.range("minmax") for node, statistics in observed.items()}
+        weighted = products(graph)
+        observed = calibration.observe(graph, self.calibration_NHWC).statistics
+        by_node = {node.name: found.range("minmax") for node, found in observed.items()}
         quantized = quantizer.quantize(graph, torch.from_numpy(self.calibration_NHWC[:2]), by_node)
         canonical = onnx.to_onnx(quantized, self.image_size)
-        by_value = onnx.ranges_by_value(canonical, found, by_node)
+        by_value = onnx.ranges_by_value(canonical, weighted, by_node)
         folder.mkdir()
         own = lowered(onnx.with_batch(canonical, self.target.fixed_batch), by_value, self.target.runtime)
         onnx.save(own, folder / "int8.onnx")

@@ -36,7 +36,7 @@ from vit_edge.stages.candidates import canonical
 from vit_edge.stages.search import Ground
 from vit_edge.store import write_json
 
-MEASURED_IMAGES = 64  # for magnitudes
+MEASURED_IMAGES = 32  # for magnitudes
 
 
 def run(

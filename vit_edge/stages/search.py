@@ -122,7 +122,7 @@ class _Judge:
         self.with_outputs = writes_outputs(ground.targets)
 
     def drop(self, candidate: Chosen) -> PairedDrop:
-        simulation = Simulation(candidate.on_grid, candidate.outcome.ranges, candidate.float_layers, self.with_outputs)
+        simulation = Simulation(candidate.on_grid, candidate.outcome, candidate.float_layers, self.with_outputs)
         return metrics.paired_drop(self.float_right_N, self._right(simulation.run))
 
     def holds(self, drop: PairedDrop) -> bool:

@@ -4,9 +4,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from vit_edge import memory
+
 BATCH = 128
 
 
+@memory.kept()
 @torch.inference_mode()
 def logits(model: nn.Module, images_NHWC: np.ndarray, device: torch.device) -> np.ndarray:
     """float32 (N, K) of uint8 (N, H, W, 3)."""

@@ -23,6 +23,7 @@ from timm.data import Mixup
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from vit_edge import memory
 from vit_edge.data.views import Views, training_loader
 from vit_edge.errors import UserError
 from vit_edge.models.classifier import classifier_in
@@ -56,6 +57,7 @@ Report = Callable[[nn.Module], dict[str, Any]]
 """What is measured on the model now and then; it decides nothing."""
 
 
+@memory.kept()
 def fit(
     model: nn.Module, views: Views, loss: Loss, config: TrainingConfig, *, augment: AugmentConfig, classes: int, seed: int,
     folder: Path, label: str, report: Report, accelerator: Accelerator, tensorboard: bool = False,
