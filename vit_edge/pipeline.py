@@ -20,12 +20,12 @@ from vit_edge.progress import say
 from vit_edge.recipe import Recipe
 from vit_edge.runtimes import registry
 from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, nvidia_driver, processor_name, verify, versions
-from vit_edge.target import Target
+from vit_edge.target import SYMMETRIC, WRITING_OUTPUTS, Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 TRAINED = ("teacher", "student")
 """Stages that every process of a launch works on."""
-STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 5, "export": 3, "gate": 3}
+STAGE_VERSIONS = {"teacher": 3, "student": 3, "reference": 2, "int8": 6, "export": 4, "gate": 3}
 """Raise a number when the stage's code changes what it writes: finished stages of the old kind are then redone."""
 
 RUNTIME_PACKAGES = {
@@ -268,6 +268,8 @@ class Pipeline:
 
         data, config = self.recipe.data, self.recipe.int8
         settings = {"int8": _plain(config), "images": data.calibration_images, "splits": self.inputs.splits}
+        runtimes = {target.runtime for target in self._targets()}
+        settings["roundings"] = {"outputs": bool(runtimes & WRITING_OUTPUTS), "symmetric": bool(runtimes & SYMMETRIC)}
         inputs: tuple[str, ...] = ("student",)
         fingerprint = self.inputs.train_fingerprint
         if config.qat is not None:
@@ -287,6 +289,9 @@ class Pipeline:
         done = self.done["student"], self.done.get("teacher")
         return lessons(self.recipe, images, *done, self.device, self._teacher_cache, key)
 
+    def _targets(self) -> list[Target]:
+        return [target for target, _ in self._profiles.values()]
+
     def _ground(self, preprocessing: Any) -> Any:
         """What the int8 model is held against (stages/search.py); None where the tune split is empty."""
         from vit_edge.stages.search import Ground
@@ -294,8 +299,7 @@ class Pipeline:
         if not len(self.material.splits.tune):
             say("int8: data.tune_fraction leaves no images to hold it against: nothing is searched for")
             return None
-        targets = [target for target, _ in self._profiles.values()]
-        return Ground(partial(self.material.tune_pieces, preprocessing), self.recipe.gate, targets)
+        return Ground(partial(self.material.tune_pieces, preprocessing), self.recipe.gate, self._targets())
 
     def _export(self, target: Target, request: recipes.TargetRequest) -> Step:
         limits = self._limits(request)

@@ -12,6 +12,10 @@ from vit_edge.shipped import shipped
 
 RuntimeName = Literal["onnxruntime", "openvino", "tensorrt"]
 ALIASES = {"onnx": "onnxruntime"}
+WRITING_OUTPUTS: frozenset[RuntimeName] = frozenset({"onnxruntime"})
+"""Their int8 convolutions write uint8 (quantization/outputs.py)."""
+SYMMETRIC: frozenset[RuntimeName] = frozenset({"tensorrt"})
+"""They have no finer steps than symmetric int8 (quantization/steps.py)."""
 
 
 class Protocol(Settings):

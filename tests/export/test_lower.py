@@ -11,6 +11,7 @@ from tests.conftest import require
 from tests.small_models import Built, built, images, logits_of, run_onnx, worst
 from vit_edge.export import lower, onnx
 from vit_edge.export.graph import array, entry, name_of, product_name, products
+from vit_edge.quantization import ranges
 from vit_edge.quantization.ranges import Range
 from vit_edge.runtimes import registry
 from vit_edge.runtimes.base import Coverage
@@ -101,7 +102,7 @@ def test_the_canonical_graph_alone_would_be_float_in_onnxruntime(kind: str, tmp_
 
 def test_unsigned_activations_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without finer steps and convolutions nothing but the biases, in far smaller steps, is rounded anew."""
-    monkeypatch.setattr(lower, "FINER", 0.0)
+    monkeypatch.setattr(ranges, "FINER", 0.0)
     found, sample = built("vit"), images(4, seed=4)
     graph = run_onnx(lowered("vit", "onnxruntime", 4, STANDARD), sample, optimised=False)
     assert worst(graph, logits_of(found.quantized, sample)) < 0.05
@@ -120,11 +121,11 @@ def test_finer_steps_bring_the_answers_closer_to_float(kind: str) -> None:
 
 @KINDS
 def test_what_is_never_negative_has_all_steps_above_zero(kind: str) -> None:
-    graph, ranges = lowered(kind, "openvino", variant="float attention"), built(kind).by_value
+    graph, by_value = lowered(kind, "openvino", variant="float attention"), built(kind).by_value
     found = {name_of(entry(node, 0)): node for node in graph.graph if node.op_type == "QuantizeLinear"}
     for name, node in found.items():
-        if name in ranges and ranges[name].low >= 0:
-            assert float(array(entry(node, 1))) == pytest.approx(ranges[name].limit / 255)
+        if name in by_value and by_value[name].low >= 0:
+            assert float(array(entry(node, 1))) == pytest.approx(by_value[name].limit / 255)
             assert int(array(entry(node, 2))) == 0
     unsigned = [node for node in found.values() if node.outputs[0].dtype == ir.DataType.UINT8]
     assert 0 < len(unsigned) < len(found)

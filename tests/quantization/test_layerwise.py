@@ -1,13 +1,15 @@
 """Ranges, rounding and biases that are decided layer by layer."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.small_models import cnn, images, logits_of, vit
+from tests.small_models import SIDE, cnn, images, logits_of, run_onnx, vit
 from vit_edge import metrics
+from vit_edge.export import lower, onnx
 from vit_edge.export.fold import deployable
 from vit_edge.quantization import calibration, layerwise, quantizer, rounding
 from vit_edge.quantization.layerwise import Options, Outcome
@@ -29,10 +31,24 @@ def decided(kind: str, options: Options, **more: object) -> tuple[torch.fx.Graph
 @pytest.mark.parametrize("options", [Options(), EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("kind", ["vit", "cnn"])
 def test_the_simulation_is_what_the_converted_graph_computes(kind: str, options: Options) -> None:
-    _, target, outcome = decided(kind, options)
+    _, target, outcome = decided(kind, replace(options, symmetric=True))
     simulated = logits(Simulation(target, outcome).run, images(16, seed=3))
     converted = quantizer.quantize(target, torch.from_numpy(images(2)), outcome.ranges, (), outcome.scales)
     assert np.abs(simulated - logits_of(converted, images(16, seed=3))).max() < 1e-4 * simulated.std()
+
+
+@pytest.mark.parametrize("options", [Options(), EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("kind", ["vit", "cnn"])
+def test_with_finer_steps_it_is_what_the_lowered_graph_computes(kind: str, options: Options) -> None:
+    floats, target, outcome = decided(kind, options)
+    sample = images(16, seed=3)
+    simulated = logits(Simulation(target, outcome).run, sample)
+    converted = quantizer.quantize(target, torch.from_numpy(images(2)), outcome.ranges, (), outcome.scales)
+    canonical = onnx.to_onnx(converted, SIDE)
+    by_value = onnx.ranges_by_value(canonical, products(floats), outcome.ranges)
+    graph = onnx.with_batch(canonical, len(sample))
+    lower.in_finer_steps(graph, by_value)
+    assert np.abs(simulated - run_onnx(graph, sample, optimised=False)).max() < 1e-4 * simulated.std()
 
 
 @pytest.mark.parametrize("options", [Options(), EVERYTHING], ids=["plain", "everything"])

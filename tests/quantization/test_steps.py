@@ -15,6 +15,8 @@ def test_the_values_are_those_of_torchs_own_fake_quantization_bit_for_bit(limit:
     found = Range(-0.4 * limit, 1.7 * limit, limit)
     int8 = torch.fake_quantize_per_tensor_affine(values, found.scale, 0, -128, 127)
     uint8 = torch.fake_quantize_per_tensor_affine(values, *found.unsigned, 0, 255)
-    assert torch.equal(to_int8(values, found), int8)
+    finer = torch.fake_quantize_per_tensor_affine(values, 1.4 * limit / 255, 73, 0, 255)
+    assert torch.equal(to_int8(values, found, symmetric=True), int8)
+    assert torch.equal(to_int8(values, found), finer)
     assert torch.equal(to_uint8(values, found, EVERYTHING), uint8)
     assert len(int8.unique()) == len(uint8.unique()) == 256

@@ -67,16 +67,17 @@ class Chosen:
 @memory.kept()
 @torch.no_grad()
 def choose(
-    graph_module: GraphModule, images_NHWC: np.ndarray, config: Int8Config, say: Callable[[str], None]
+    graph_module: GraphModule, images_NHWC: np.ndarray, config: Int8Config, say: Callable[[str], None],
+    symmetric: bool = False,
 ) -> Chosen:  # fmt: skip
     """Chooses on a part of the images, then takes the ranges from all of them; says in a line each what was chosen.
 
-    `graph_module` is not changed.
+    symmetric: for a runtime without finer steps (Range.finer). `graph_module` is not changed.
     """
     half = len(images_NHWC) // 2
     count = max(1, min(images_tried(graph_module, images_NHWC[:1]), half))
     fit_NHWC, held_NHWC = images_NHWC[:count], images_NHWC[half : half + min(2 * count, MOST)]
-    trial = _Trial(graph_module, fit_NHWC, held_NHWC, config)
+    trial = _Trial(graph_module, fit_NHWC, held_NHWC, config, symmetric)
     best = trial.plain()
     if config.bias_correction != "never":
         best = trial.changed(best, {"correct_bias": True}, BIASES, config, say)
@@ -172,11 +173,14 @@ class _Candidate:
 
 
 class _Trial:
-    def __init__(self, graph_module: GraphModule, fit_NHWC: np.ndarray, held_NHWC: np.ndarray, config: Int8Config):
+    def __init__(
+        self, graph_module: GraphModule, fit_NHWC: np.ndarray, held_NHWC: np.ndarray, config: Int8Config, symmetric: bool
+    ):  # fmt: skip
         self.graph_module, self.fit_NHWC, self.held_NHWC = graph_module, fit_NHWC, held_NHWC
         self.float_layers = config.float_layers
         self.float_NK = logits(graph_module, held_NHWC)
-        self.options = Options("mse" if config.ranges in ("auto", "output") else config.ranges)
+        method = "mse" if config.ranges in ("auto", "output") else config.ranges
+        self.options = Options(method, symmetric=symmetric)
         self.strengths = config.equalization
 
     def plain(self) -> _Candidate:

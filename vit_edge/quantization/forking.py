@@ -44,7 +44,8 @@ def of_inputs(
             assert weight is not None
             bias = parameter(floats, product.node.args[2]) if len(product.node.args) > 2 else None
             forks[product.node] = [
-                partial(_int8, product, weight, bias, found, corrected) for found in ranges[product.inputs[0].name]
+                partial(_int8, product, weight, bias, found, outcome.symmetric, corrected)
+                for found in ranges[product.inputs[0].name]
             ]
     return _divergences(floats, forks, images_NHWC)
 
@@ -61,11 +62,12 @@ def of_outputs(
 
 
 def _int8(
-    product: Product, weight: Tensor, bias: Tensor | None, found: Range, corrected: bool, inputs: Tensor, expected: Tensor
+    product: Product, weight: Tensor, bias: Tensor | None, found: Range, symmetric: bool, corrected: bool, inputs: Tensor,
+    expected: Tensor,
 ) -> Tensor:  # fmt: skip
     """Its mean corrected where the model corrects the bias."""
     target: Any = product.node.target
-    output: Tensor = target(to_int8(inputs, found), weight, bias, *product.node.args[3:])
+    output: Tensor = target(to_int8(inputs, found, symmetric), weight, bias, *product.node.args[3:])
     if corrected:
         output = output + (expected - output).mean(dim=beside_channels(product, output), keepdim=True)
     return output

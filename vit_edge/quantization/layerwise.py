@@ -24,7 +24,7 @@ from vit_edge.quantization.products import (
     why_float,
 )
 from vit_edge.quantization.ranges import METHODS, Range
-from vit_edge.quantization.steps import to_int8
+from vit_edge.quantization.steps import steps_of, to_int8
 
 ROWS = 4096
 """Rows that a layer's range and rounding are judged on, drawn evenly from the images."""
@@ -35,13 +35,15 @@ aten = torch.ops.aten
 class Options:
     """method: of ranges.METHODS, or "output": the one that disturbs the layers' outputs least, tensor by tensor.
 
-    limits: where some tensors are clipped, by name, whatever the method says.
+    limits: where some tensors are clipped, by name, whatever the method says. symmetric: a runtime has no finer steps
+    (Range.finer).
     """
 
     method: str = "mse"
     limits: Mapping[str, float] = field(default_factory=dict)
     compensate: bool = False
     correct_bias: bool = False
+    symmetric: bool = False
 
     @property
     def looks(self) -> bool:
@@ -51,13 +53,17 @@ class Options:
 
 @dataclass
 class Outcome:
-    """What was decided: ranges and their methods by node name, weight scales (O,) by product name."""
+    """What was decided: ranges and their methods by node name, weight scales (O,) by product name.
+
+    symmetric: as the options say.
+    """
 
     ranges: dict[str, Range] = field(default_factory=dict)
     methods: dict[str, str] = field(default_factory=dict)
     scales: dict[str, Tensor] = field(default_factory=dict)
     compensated: set[str] = field(default_factory=set)
     corrected: set[str] = field(default_factory=set)
+    symmetric: bool = False
 
 
 @torch.no_grad()
@@ -80,7 +86,7 @@ class _Run:
         self.target, self.means, self.options = graph_module, observed.means, options
         self.statistics = {node.name: found for node, found in observed.statistics.items()}
         self.int8 = Interpreter(graph_module)
-        self.outcome = Outcome()
+        self.outcome = Outcome(symmetric=options.symmetric)
         found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
         self.products = {p.node: p for p in found}
         self.readers: dict[Node, list[Product]] = {}
@@ -121,7 +127,7 @@ class _Run:
         (source,) = product.inputs
         if source not in self.quantized:
             self.outcome.ranges[source.name] = self._range(source)
-            self.quantized[source] = to_int8(self.int8.env[source], self.outcome.ranges[source.name])
+            self.quantized[source] = self._to_int8(self.int8.env[source], self.outcome.ranges[source.name])
         inputs = self.quantized[source]
         self._round(product, inputs)
         output = self._output(product, inputs, self.outcome.ranges[source.name])
@@ -150,7 +156,7 @@ class _Run:
 
     def _loss(self, source: Node, values: Tensor, found: Range) -> float:
         """Squared error of all outputs that read the tensor, each as a share of its power."""
-        error, total = to_int8(values, found) - values, 0.0
+        error, total = self._to_int8(values, found) - values, 0.0
         for product in self.readers[source]:
             made = _called(product, error, self._weight(product))
             power = _called(product, values, self._weight(product))
@@ -188,8 +194,13 @@ class _Run:
         bias = parameter(self.target, product.node.args[2]) if len(product.node.args) > 2 else None
         weight = self._weight(product)
         if product.kind == "linear" and integers.run_here():
-            return integers.linear(inputs, found.scale, weight, self.outcome.scales[product.name], bias)
+            return integers.linear(
+                inputs, steps_of(found, self.options.symmetric), weight, self.outcome.scales[product.name], bias
+            )
         return _called(product, inputs, weight, bias)
+
+    def _to_int8(self, values: Tensor, found: Range) -> Tensor:
+        return to_int8(values, found, self.options.symmetric)
 
 
 def _called(product: Product, inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

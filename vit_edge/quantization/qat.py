@@ -175,7 +175,7 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
     clipped = {**chosen.options.limits, **limits}  # outputs of convolutions learn no limit, and keep theirs
     ranges = {name: found.at(clipped[name]) if name in clipped else found.range("mse") for name, found in seen.items()}
     methods = {name: "learned" if name in limits else method for name, method in chosen.outcome.methods.items()}
-    outcome = layerwise.Outcome(ranges, methods, scales)
+    outcome = layerwise.Outcome(ranges, methods, scales, symmetric=chosen.outcome.symmetric)
     return judged(replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, observed=observed))
 
 

@@ -14,6 +14,8 @@ import torch
 from vit_edge.store import write_json
 
 BINS = 4096
+FINER = 0.75
+"""Of a symmetric step: one that is longer is not worth a zero point."""
 STEPS = 127  # of int8 on each side of zero
 UINT8_MAX = 255
 CANDIDATES = np.linspace(0.2, 1.0, 81)
@@ -46,6 +48,13 @@ class Range:
         high = max(0.0, min(self.high, self.limit))
         scale = (high - low) / UINT8_MAX or 1.0
         return scale, round(-low / scale)
+
+    @property
+    def finer(self) -> tuple[float, int] | None:
+        """Scale and zero point of uint8 where that gives finer steps: for values on one side of zero, or nearly so, as
+        after a ReLU, a GELU or a hardswish."""
+        scale, zero_point = self.unsigned
+        return (scale, zero_point) if scale <= FINER * self.scale else None
 
     def between(self, lowest: float, highest: float) -> "Range":
         """Of what is left of the values within these bounds."""

@@ -17,7 +17,7 @@ from vit_edge.quantization.layerwise import Outcome
 from vit_edge.quantization.outputs import written
 from vit_edge.quantization.products import products, why_float
 from vit_edge.quantization.ranges import Range
-from vit_edge.quantization.steps import to_int8, to_uint8
+from vit_edge.quantization.steps import steps_of, to_int8, to_uint8
 
 
 class Simulation(Interpreter):
@@ -34,7 +34,7 @@ class Simulation(Interpreter):
         with_outputs: bool = False,
     ):
         super().__init__(graph_module)
-        self.ranges = outcome.ranges
+        self.ranges, self.symmetric = outcome.ranges, outcome.symmetric
         self.outputs = written(graph_module, float_layers) if with_outputs else {}
         found = [p for p in products(graph_module) if why_float(p, float_layers) is None]
         self.inputs = {p.node: self.ranges[p.inputs[0].name] for p in found}
@@ -50,14 +50,15 @@ class Simulation(Interpreter):
         assert callable(n.target)
         inputs = self._int8(args[0], found)
         if n in self.scales_O:
-            return integers.linear(inputs, found.scale, args[1], self.scales_O[n], *(args[2:] or (None,)))
+            steps = steps_of(found, self.symmetric)
+            return integers.linear(inputs, steps, args[1], self.scales_O[n], *(args[2:] or (None,)))
         output = n.target(inputs, *args[1:], **kwargs)
         return to_uint8(output, self.ranges[n.name], self.outputs[n]) if n in self.outputs else output
 
     def _int8(self, values: torch.Tensor, found: Range) -> torch.Tensor:
         """Once for q, k and v, which read the same tensor one after the other."""
         if self._last is None or self._last[0] is not values:
-            self._last = values, to_int8(values, found)
+            self._last = values, to_int8(values, found, self.symmetric)
         return self._last[1]
 
 

@@ -30,7 +30,7 @@ from vit_edge.runtimes import machine
 from vit_edge.stages.candidates import Bench
 from vit_edge.stages.trial_log import TrialLog
 from vit_edge.store import write_json
-from vit_edge.target import Target
+from vit_edge.target import SYMMETRIC, WRITING_OUTPUTS, Target
 
 NOISE = 0.02
 """Share of a latency by which it differs from one session to the next: what is not further apart is as fast."""
@@ -44,10 +44,15 @@ class Ground:
     limits: Limits
     targets: Sequence[Target]
 
+    @property
+    def writes_outputs(self) -> bool:
+        """Whether a target's int8 convolutions write uint8 (quantization/outputs.py)."""
+        return any(target.runtime in WRITING_OUTPUTS for target in self.targets)
 
-def writes_outputs(targets: Sequence[Target]) -> bool:
-    """Whether a target's int8 convolutions write uint8 (quantization/outputs.py)."""
-    return any(target.runtime == "onnxruntime" for target in targets)
+    @property
+    def symmetric(self) -> bool:
+        """Whether a target has no finer steps than symmetric int8 (quantization/steps.py)."""
+        return any(target.runtime in SYMMETRIC for target in self.targets)
 
 
 def has_limit(config: SearchConfig, ground: Ground) -> bool:
@@ -119,7 +124,7 @@ class _Judge:
         self.margin_points = margin_points
         needed = metrics.images_needed(USUAL_DISCORDANCE, margin_points)
         self.bounds_decide = needed is not None and self.n >= needed
-        self.with_outputs = writes_outputs(ground.targets)
+        self.with_outputs = ground.writes_outputs
 
     def drop(self, candidate: Chosen) -> PairedDrop:
         simulation = Simulation(candidate.on_grid, candidate.outcome, candidate.float_layers, self.with_outputs)
