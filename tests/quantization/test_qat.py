@@ -133,7 +133,7 @@ def test_float_student_and_post_training_model_are_left_as_they_were(kind: str) 
 @pytest.mark.parametrize("kind", ["vit", "cnn"])
 def test_exported_graph_is_canonical_and_equals_the_simulation(kind: str) -> None:
     found = learned(kind)
-    simulation = Simulation(found.after.on_grid, found.after.outcome)
+    simulation = Simulation(found.after.on_grid, replace(found.after.outcome, symmetric=True))
     expected_NK = logits(simulation.run, found.lessons.tune_NHWC)
     canonical = exported(found)
     quantizes = [node for node in canonical.graph if node.op_type == "QuantizeLinear"]
@@ -188,7 +188,7 @@ def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path) -> N
     after, _ = qat.distil(before, found.lessons, found.calibration_NHWC, learning, tmp_path)
     assert "head" not in after.outcome.scales
     images_NHWC = found.lessons.tune_NHWC
-    simulation = Simulation(after.on_grid, after.outcome, config.float_layers)
+    simulation = Simulation(after.on_grid, replace(after.outcome, symmetric=True), config.float_layers)
     example = torch.from_numpy(images_NHWC[:2].copy())
     graph, outcome = copy.deepcopy(after.on_grid), after.outcome
     quantized = quantizer.quantize(graph, example, outcome.ranges, config.float_layers, outcome.scales)

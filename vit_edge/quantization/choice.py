@@ -94,8 +94,7 @@ def choose(
     chosen = with_float(undecided, config.float_layers)
     if config.ranges != "auto":
         return chosen
-    chosen = _clipped(chosen, config, say) if chosen.kl > FAR else chosen
-    return _outputs_clipped(chosen, say)
+    return _clipped(chosen, config, say) if chosen.kl > FAR else chosen
 
 
 @memory.kept()
@@ -129,9 +128,11 @@ def _clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> 
     return _with(chosen, {"correct_bias": True}, BIASES, say)
 
 
-def _outputs_clipped(chosen: Chosen, say: Callable[[str], None]) -> Chosen:
+@memory.kept()
+@torch.no_grad()
+def outputs_clipped(chosen: Chosen, config: Int8Config, say: Callable[[str], None]) -> Chosen:
     """The choice with outputs of convolutions clipped by the answers, where a runtime that has them in uint8 is far off."""
-    if not outputs.written(chosen.floats, chosen.float_layers):
+    if config.ranges != "auto" or not outputs.written(chosen.floats, chosen.float_layers):
         return chosen
     before = chosen.divergence(with_outputs=True)
     if before <= max(FAR, FAR_BESIDE * chosen.kl):

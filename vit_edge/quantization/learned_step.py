@@ -13,11 +13,12 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSp
 
 from vit_edge.quantization.products import Product
 from vit_edge.quantization.quantizer import CanonicalQuantizer, per_channel
-from vit_edge.quantization.ranges import STEPS, Range
+from vit_edge.quantization.ranges import Range
+from vit_edge.quantization.steps import Steps, steps_of
 
 
 class LearnedStep(FakeQuantizeBase):
-    """Rounds and clips to int8 and back; the gradient reaches the step too (LSQ, Esser et al. 2020, eqs. 1 to 3).
+    """Rounds and clips to 256 steps and back; the gradient reaches the step too (LSQ, Esser et al. 2020, eqs. 1 to 3).
 
     What is learned is the logarithm of the step's factor from where it starts: a rate then means the same share of a
     small step and of a large one, under an optimiser such as Adam whose updates do not grow with the gradient.
@@ -26,17 +27,22 @@ class LearnedStep(FakeQuantizeBase):
     start: Tensor
     zero_point: Tensor
 
-    def __init__(self, start: Tensor, quant_min: int, quant_max: int, **_: Any):
-        """start: the step of the whole tensor, (1,), or of each channel of its first axis, (O,)."""
+    def __init__(self, start: Tensor, quant_min: int, quant_max: int, offset: int = 0, **_: Any):
+        """start: the step of the whole tensor, (1,), or of each channel of its first axis, (O,). offset: the zero point."""
         super().__init__()
-        self.low, self.high, self.per_channel = quant_min, quant_max, start.numel() > 1
+        self.low, self.high, self.offset, self.per_channel = quant_min, quant_max, offset, start.numel() > 1
         self.register_buffer("start", start.clone())
-        self.register_buffer("zero_point", torch.zeros_like(start))
+        self.register_buffer("zero_point", torch.full_like(start, offset))
         self.log_factor = nn.Parameter(torch.zeros_like(start))
 
     @property
     def step(self) -> Tensor:
         return self.start * self.log_factor.exp()
+
+    @property
+    def steps(self) -> Steps:
+        """Of a whole tensor, as learned so far."""
+        return Steps(float(self.step), self.offset, self.low, self.high)
 
     def forward(self, values: Tensor) -> Tensor:
         bounds = self.low, self.high, 1.0
@@ -51,27 +57,29 @@ class LearnedStep(FakeQuantizeBase):
 class LearningQuantizer(CanonicalQuantizer):
     """The canonical graph's places, with steps that are learned from those of `ranges` and `scales` on.
 
-    exact: names of tensors that int8 holds without error, whose step stays.
+    symmetric: without the finer steps that lowerings take (steps.py). exact: names of tensors that int8 holds without
+    error, whose step stays.
     """
 
     def __init__(
-        self, ranges: Mapping[str, Range], float_layers: Collection[str], scales: Mapping[str, Tensor],
+        self, ranges: Mapping[str, Range], float_layers: Collection[str], scales: Mapping[str, Tensor], symmetric: bool,
         exact: Collection[str],
     ):  # fmt: skip
         super().__init__(ranges, float_layers, scales)
-        self.exact = frozenset(exact)
+        self.symmetric, self.exact = symmetric, frozenset(exact)
 
     def activation_spec(self, product: Product) -> QuantizationSpecBase:
         name = product.inputs[0].name
         if name in self.exact:
             return super().activation_spec(product)
-        start = torch.tensor([self.ranges[name].scale])
+        steps = steps_of(self.ranges[name], self.symmetric)
+        start = torch.tensor([steps.scale])
         return QuantizationSpec(
-            dtype=torch.int8,
-            quant_min=-STEPS - 1,
-            quant_max=STEPS,
-            qscheme=torch.per_tensor_symmetric,
-            observer_or_fake_quant_ctr=LearnedStep.with_args(start=start),
+            dtype=torch.int8 if steps.lowest < 0 else torch.uint8,
+            quant_min=steps.lowest,
+            quant_max=steps.highest,
+            qscheme=torch.per_tensor_affine,
+            observer_or_fake_quant_ctr=LearnedStep.with_args(start=start, offset=steps.zero_point),
         )
 
     def weight_spec(self, product: Product) -> QuantizationSpecBase:

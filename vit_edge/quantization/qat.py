@@ -32,8 +32,9 @@ from vit_edge.quantization.choice import Chosen, judged
 from vit_edge.quantization.learned_step import LearnedStep, LearningQuantizer
 from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import Product, parameter, products, set_parameter, tidy
-from vit_edge.quantization.ranges import STEPS
+from vit_edge.quantization.ranges import STEPS, Range, Statistics
 from vit_edge.quantization.simulation import Simulation, logits
+from vit_edge.quantization.steps import Steps
 from vit_edge.recipe import QatConfig
 from vit_edge.training import inference
 from vit_edge.training.distillation import label_loss
@@ -129,7 +130,7 @@ def _prepared(chosen: Chosen) -> GraphModule:
     exact = [name for name, method in outcome.methods.items() if method == "exact"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantizer = LearningQuantizer(outcome.ranges, chosen.float_layers, outcome.scales, exact)
+        quantizer = LearningQuantizer(outcome.ranges, chosen.float_layers, outcome.scales, outcome.symmetric, exact)
         prepared = prepare_qat_pt2e(graph, quantizer)
     for name, tensor in prepared.named_parameters():
         tensor.requires_grad_(name in trained or name.endswith(STEP))
@@ -163,7 +164,7 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
     learned = prepared.state_dict()
     floats.load_state_dict({name: learned[name] for name in floats.state_dict()})
     on_grid = copy.deepcopy(floats)
-    scales, limits = _steps(prepared, on_grid, chosen.outcome.scales)
+    scales, steps = _steps(prepared, on_grid, chosen.outcome.scales)
     for product in products(on_grid):
         if product.name in scales:
             weight = parameter(on_grid, product.weight)
@@ -172,19 +173,20 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
     tidy(on_grid)
     observed = calibration.observe(on_grid, images_NHWC)
     seen = {node.name: found for node, found in observed.statistics.items()}
-    clipped = {**chosen.options.limits, **limits}  # outputs of convolutions learn no limit, and keep theirs
-    ranges = {name: found.at(clipped[name]) if name in clipped else found.range("mse") for name, found in seen.items()}
-    methods = {name: "learned" if name in limits else method for name, method in chosen.outcome.methods.items()}
+    limits = chosen.options.limits  # outputs of convolutions learn none, and keep theirs
+    ranges = {name: found.at(limits[name]) if name in limits else found.range("mse") for name, found in seen.items()}
+    ranges |= {name: _range(seen[name], learned) for name, learned in steps.items()}
+    methods = {name: "learned" if name in steps else method for name, method in chosen.outcome.methods.items()}
     outcome = layerwise.Outcome(ranges, methods, scales, symmetric=chosen.outcome.symmetric)
     return judged(replace(chosen, floats=floats, on_grid=on_grid, outcome=outcome, observed=observed))
 
 
 def _steps(
     prepared: GraphModule, graph_module: GraphModule, int8: Collection[str]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Learned scales of weights (O,) by product, and limits of inputs by node."""
+) -> tuple[dict[str, Tensor], dict[str, Steps]]:
+    """Learned scales of weights (O,) by product, and steps of inputs by node."""
     nodes = {node.name: node for node in prepared.graph.nodes}
-    scales, limits = {}, {}
+    scales, steps = {}, {}
     for product in products(graph_module):
         if product.name not in int8:
             continue
@@ -192,8 +194,16 @@ def _steps(
         assert isinstance(weight, LearnedStep)
         scales[product.name] = weight.step.detach()
         if isinstance(activation, LearnedStep):
-            limits[product.inputs[0].name] = float(activation.step) * STEPS
-    return scales, limits
+            steps[product.inputs[0].name] = activation.steps
+    return scales, steps
+
+
+def _range(statistics: Statistics, steps: Steps) -> Range:
+    """The range whose steps these are, over what was seen."""
+    if steps.lowest < 0:
+        return statistics.at(steps.scale * STEPS)
+    low, high = (steps.scale * (end - steps.zero_point) for end in (steps.lowest, steps.highest))
+    return replace(statistics.at(max(-low, high)), low=low, high=high)
 
 
 def _module(graph_module: GraphModule, node: Any) -> nn.Module:

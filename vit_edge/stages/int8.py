@@ -23,7 +23,7 @@ from vit_edge.export.fold import deployable
 from vit_edge.models import classifier as models
 from vit_edge.progress import say
 from vit_edge.quantization import calibration, qat, quantizer, ranges, rounding, sensitivity
-from vit_edge.quantization.choice import Chosen, choose, with_float
+from vit_edge.quantization.choice import Chosen, choose, outputs_clipped, with_float
 from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import Product, parameter, products
 from vit_edge.quantization.quantizer import Layer
@@ -101,6 +101,7 @@ def _kept_accurate(
     reasons = sensitivity.ends_for_float(chosen) if config.ends == "auto" else {}
     if reasons:
         chosen = with_float(chosen, (*chosen.float_layers, *reasons))
+    chosen = outputs_clipped(chosen, config, say)  # now that nothing else is far off any more
     if ground is None or config.search is None or not search.has_limit(config.search, ground):
         return chosen, reasons, None
     before = finished_search(folder)

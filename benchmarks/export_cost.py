@@ -1,0 +1,80 @@
+"""Seconds and peak memory of exporting to every shipped target's runtime, a process for each: ViT-B/16 by default.
+
+    python benchmarks/export_cost.py [--model vit_b16] [--out runs/export-cost]
+
+The model has random weights; it is quantized first, which is not counted. TensorRT's part is what `vit-edge export` does
+without a GPU: NVIDIA's parser and builder are asked where tensorrt_rtx is installed.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vit_edge.models import zoo
+from vit_edge.models.classifier import Classifier, save
+from vit_edge.preprocess import Preprocessing
+from vit_edge.recipe import Int8Config, Limits, ModelConfig
+from vit_edge.report.console import show_table
+from vit_edge.runtimes import machine
+from vit_edge.stages import export, int8
+from vit_edge.target import load
+
+TARGETS = ("onnxruntime", "openvino", "tensorrt")
+SIDE, CLASSES, IMAGES = 224, 1000, 16
+PLAIN = Int8Config(
+    minimum_images=IMAGES, equalization=(), ranges="minmax", rounding="nearest", bias_correction="never", ends="int8"
+)
+
+
+def quantized(name: str, folder: Path) -> Path:
+    """The finished stage `int8`, the student's weights beside it."""
+    if not (folder / "layers.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        config = ModelConfig(name=name)
+        classifier = Classifier(zoo.create(config, CLASSES, SIDE), Preprocessing(image_size=SIDE))
+        save(folder, classifier, config, [str(number) for number in range(CLASSES)])
+        images_NHWC = np.random.default_rng(0).integers(0, 256, (IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
+        int8.run(folder, student=folder, calibration_NHWC=images_NHWC, config=PLAIN)
+    return folder
+
+
+def exported(stage: Path, name: str) -> dict[str, float]:
+    """In a process of its own."""
+    out = stage.parent / name
+    shutil.rmtree(out, ignore_errors=True)
+    started = time.perf_counter()
+    export.run(
+        out, student=stage, int8=stage, evaluation=None, target=load(name), limits=Limits(), provenance={}
+    )  # fmt: skip
+    return {"seconds": time.perf_counter() - started, "peak_mb": (machine.peak_memory_bytes() or 0) / 2**20}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_b16")
+    parser.add_argument("--out", type=Path, default=Path("runs/export-cost"))
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(exported(Path(options.one[0]), options.one[1])))
+        return
+    stage, rows, total = quantized(options.model, options.out / options.model / "int8"), [], 0.0
+    for name in TARGETS:
+        command = [sys.executable, __file__, "--one", str(stage), name]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        total += found["seconds"]
+        rows.append([name, f"{found['seconds']:.1f}", f"{found['peak_mb']:.0f}"])
+    show_table(["target", "seconds", "peak MB"], [*rows, ["all", f"{total:.1f}", ""]])
+
+
+if __name__ == "__main__":
+    main()
