@@ -200,7 +200,7 @@ class QatConfig(TrainingConfig):
     """
 
     epochs: Positive = 2
-    learning_rate: float = Field(3e-4, gt=0, description="peak rate, at this batch size")
+    learning_rate: float = Field(1e-4, gt=0, description="peak rate, at this batch size")
     warmup_epochs: float = Field(0.1, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     label_smoothing: Fraction = 0.0

@@ -92,7 +92,7 @@ def test_each_candidate_is_timed_in_turn_with_float_on_the_targets_of_this_machi
     ("budget", "words", "trials", "kept"),
     [
         ({"trials": 1}, "stopped, its 1 trials are spent", 1, False),
-        ({"trials": 2}, "stopped, its 2 trials are spent", 2, True),
+        ({"trials": 3}, "stopped, its 3 trials are spent", 3, True),
         ({"seconds": 1e-6}, "stopped, its 1e-06 s are spent", 1, False),
     ],
 )

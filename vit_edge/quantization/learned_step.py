@@ -14,7 +14,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec, QuantizationSp
 from vit_edge.quantization.products import Product
 from vit_edge.quantization.quantizer import CanonicalQuantizer, per_channel
 from vit_edge.quantization.ranges import Range
-from vit_edge.quantization.steps import Steps, steps_of
+from vit_edge.quantization.steps import Bounds, Steps, steps_of, uint8_steps
 
 
 class LearnedStep(FakeQuantizeBase):
@@ -58,29 +58,35 @@ class LearningQuantizer(CanonicalQuantizer):
     """The canonical graph's places, with steps that are learned from those of `ranges` and `scales` on.
 
     symmetric: without the finer steps that lowerings take (steps.py). exact: names of tensors that int8 holds without
-    error, whose step stays.
+    error, whose step stays. outputs: those of convolutions that are uint8 as well (outputs.py).
     """
 
     def __init__(
         self, ranges: Mapping[str, Range], float_layers: Collection[str], scales: Mapping[str, Tensor], symmetric: bool,
-        exact: Collection[str],
+        exact: Collection[str], outputs: Mapping[str, Bounds],
     ):  # fmt: skip
         super().__init__(ranges, float_layers, scales)
-        self.symmetric, self.exact = symmetric, frozenset(exact)
+        self.symmetric, self.exact, self.outputs = symmetric, frozenset(exact), outputs
 
     def activation_spec(self, product: Product) -> QuantizationSpecBase:
         name = product.inputs[0].name
         if name in self.exact:
             return super().activation_spec(product)
-        steps = steps_of(self.ranges[name], self.symmetric)
-        start = torch.tensor([steps.scale])
-        return QuantizationSpec(
-            dtype=torch.int8 if steps.lowest < 0 else torch.uint8,
-            quant_min=steps.lowest,
-            quant_max=steps.highest,
-            qscheme=torch.per_tensor_affine,
-            observer_or_fake_quant_ctr=LearnedStep.with_args(start=start, offset=steps.zero_point),
-        )
+        return _learned(steps_of(self.ranges[name], self.symmetric))
+
+    def output_spec(self, product: Product) -> QuantizationSpecBase | None:
+        bounds = self.outputs.get(product.node.name)
+        return None if bounds is None else _learned(uint8_steps(self.ranges[product.node.name], bounds))
 
     def weight_spec(self, product: Product) -> QuantizationSpecBase:
         return per_channel(LearnedStep.with_args(start=self.scales[product.name]))
+
+
+def _learned(steps: Steps) -> QuantizationSpec:
+    return QuantizationSpec(
+        dtype=torch.int8 if steps.lowest < 0 else torch.uint8,
+        quant_min=steps.lowest,
+        quant_max=steps.highest,
+        qscheme=torch.per_tensor_affine,
+        observer_or_fake_quant_ctr=LearnedStep.with_args(start=torch.tensor([steps.scale]), offset=steps.zero_point),
+    )

@@ -27,7 +27,7 @@ from vit_edge.errors import UserError
 from vit_edge.models.classifier import Classifier, classifier_in
 from vit_edge.preprocess import Preprocessing
 from vit_edge.progress import say
-from vit_edge.quantization import calibration, layerwise, rounding
+from vit_edge.quantization import calibration, layerwise, outputs, rounding
 from vit_edge.quantization.choice import Chosen, judged
 from vit_edge.quantization.learned_step import LearnedStep, LearningQuantizer
 from vit_edge.quantization.lessons import Lessons
@@ -48,11 +48,13 @@ USUAL, SMALLEST = 0.1, 1e-3
 
 
 def distil(
-    chosen: Chosen, lessons: Lessons, calibration_NHWC: np.ndarray, config: QatConfig, folder: Path
-) -> tuple[Chosen, dict[str, Any]]:
+    chosen: Chosen, lessons: Lessons, calibration_NHWC: np.ndarray, config: QatConfig, folder: Path,
+    with_outputs: bool = False,
+) -> tuple[Chosen, dict[str, Any]]:  # fmt: skip
     """Trains what post-training quantization chose, in `folder`; returns the better on the tune split, and metrics.
 
-    A checkpoint that is in the folder is continued. `chosen` and the float student stay as they are.
+    with_outputs: outputs of convolutions are uint8 as well (outputs.py). A checkpoint that is in the folder is continued.
+    `chosen` and the float student stay as they are.
     Raises UserError without images to judge on, and as `fit` does when the training diverges.
     """
     if not len(lessons.tune_N):
@@ -62,7 +64,7 @@ def distil(
         )
     accelerator = accelerator_on(lessons.device)
     lessons.student.to(accelerator.device)
-    prepared = _prepared(chosen)
+    prepared = _prepared(chosen, with_outputs)
     result, _ = fit(
         Classifier(Deployed(prepared), _as_they_are(lessons.student.preprocessing)),
         lessons.views,
@@ -79,7 +81,7 @@ def distil(
     learned = classifier_in(result).backbone
     assert isinstance(learned, Deployed)
     trained = _read(chosen, learned.graph_module.cpu(), calibration_NHWC)
-    return _better(chosen, trained, lessons)
+    return _better(chosen, trained, lessons, with_outputs)
 
 
 class Deployed(nn.Module):
@@ -122,15 +124,19 @@ def _as_they_are(preprocessing: Preprocessing) -> Preprocessing:
     return preprocessing.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1 / 255,) * 3})
 
 
-def _prepared(chosen: Chosen) -> GraphModule:
+def _prepared(chosen: Chosen, with_outputs: bool) -> GraphModule:
     """What was chosen with fake quantization that learns; parameters that are not to be trained are frozen."""
     outcome = chosen.outcome
     graph = copy.deepcopy(chosen.on_grid)
     trained = {str(node.target) for product in products(graph) for node in _parameters_of(product)}
     exact = [name for name, method in outcome.methods.items() if method == "exact"]
+    writing = outputs.written(graph, chosen.float_layers) if with_outputs else {}
+    convs = {node.name: bounds for node, bounds in writing.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantizer = LearningQuantizer(outcome.ranges, chosen.float_layers, outcome.scales, outcome.symmetric, exact)
+        quantizer = LearningQuantizer(
+            outcome.ranges, chosen.float_layers, outcome.scales, outcome.symmetric, exact, convs
+        )
         prepared = prepare_qat_pt2e(graph, quantizer)
     for name, tensor in prepared.named_parameters():
         tensor.requires_grad_(name in trained or name.endswith(STEP))
@@ -173,7 +179,7 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
     tidy(on_grid)
     observed = calibration.observe(on_grid, images_NHWC)
     seen = {node.name: found for node, found in observed.statistics.items()}
-    limits = chosen.options.limits  # outputs of convolutions learn none, and keep theirs
+    limits = chosen.options.limits  # outputs of convolutions that learn none keep theirs
     ranges = {name: found.at(limits[name]) if name in limits else found.range("mse") for name, found in seen.items()}
     ranges |= {name: _range(seen[name], learned) for name, learned in steps.items()}
     methods = {name: "learned" if name in steps else method for name, method in chosen.outcome.methods.items()}
@@ -184,7 +190,7 @@ def _read(chosen: Chosen, prepared: GraphModule, images_NHWC: np.ndarray) -> Cho
 def _steps(
     prepared: GraphModule, graph_module: GraphModule, int8: Collection[str]
 ) -> tuple[dict[str, Tensor], dict[str, Steps]]:
-    """Learned scales of weights (O,) by product, and steps of inputs by node."""
+    """Learned scales of weights (O,) by product, and steps of inputs and outputs by node."""
     nodes = {node.name: node for node in prepared.graph.nodes}
     scales, steps = {}, {}
     for product in products(graph_module):
@@ -195,6 +201,10 @@ def _steps(
         scales[product.name] = weight.step.detach()
         if isinstance(activation, LearnedStep):
             steps[product.inputs[0].name] = activation.steps
+        for reader in nodes[product.node.name].users:
+            output = _module(prepared, reader) if reader.op == "call_module" else None
+            if isinstance(output, LearnedStep):
+                steps[product.node.name] = output.steps
     return scales, steps
 
 
@@ -210,12 +220,15 @@ def _module(graph_module: GraphModule, node: Any) -> nn.Module:
     return graph_module.get_submodule(str(node.target))
 
 
-def _better(chosen: Chosen, trained: Chosen, lessons: Lessons) -> tuple[Chosen, dict[str, Any]]:
+def _better(
+    chosen: Chosen, trained: Chosen, lessons: Lessons, with_outputs: bool
+) -> tuple[Chosen, dict[str, Any]]:  # fmt: skip
     """The trained model where it answers no worse than the one that it began as; says which."""
     labels_N, images_NHWC = lessons.tune_N, lessons.tune_NHWC
     float_NK = inference.logits(lessons.student.cpu(), images_NHWC, torch.device("cpu"))
     before_NK, after_NK = (
-        logits(Simulation(one.on_grid, one.outcome, one.float_layers).run, images_NHWC) for one in (chosen, trained)
+        logits(Simulation(one.on_grid, one.outcome, one.float_layers, with_outputs).run, images_NHWC)
+        for one in (chosen, trained)
     )
     before, after = (_judged(float_NK, int8_NK, labels_N) for int8_NK in (before_NK, after_NK))
     kept = _no_worse(before_NK, after_NK, labels_N)

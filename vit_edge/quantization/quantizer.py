@@ -87,10 +87,15 @@ class CanonicalQuantizer(Quantizer):
             return per_channel(PerChannelMinMaxObserver)
         return per_channel(FixedPerChannelObserver.with_args(scales_O=scales_O))
 
+    def output_spec(self, _: Product) -> QuantizationSpecBase | None:
+        """How its output is: not at all in the canonical graph."""
+        return None
+
     def _annotation(self, product: Product) -> QuantizationAnnotation:
         (activation,) = product.inputs
         specs = {activation: self.activation_spec(product), product.weight: self.weight_spec(product)}
-        return QuantizationAnnotation(input_qspec_map=specs, _annotated=True)
+        output = self.output_spec(product)
+        return QuantizationAnnotation(input_qspec_map=specs, output_qspec=output, _annotated=True)
 
 
 def layers(graph_module: GraphModule, float_layers: Collection[str]) -> list[Layer]:

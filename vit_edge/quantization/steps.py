@@ -32,8 +32,12 @@ def steps_of(found: Range, symmetric: bool = False) -> Steps:
 
 def to_uint8(values: Tensor, found: Range, bounds: Bounds) -> Tensor:
     """Over what is left of a range within bounds."""
-    scale, zero_point = found.between(*bounds).unsigned
-    return _on_steps(values, Steps(scale, zero_point, 0, UINT8_MAX))
+    return _on_steps(values, uint8_steps(found, bounds))
+
+
+def uint8_steps(found: Range, bounds: Bounds) -> Steps:
+    """The same in numbers."""
+    return Steps(*found.between(*bounds).unsigned, 0, UINT8_MAX)
 
 
 def _on_steps(values: Tensor, steps: Steps) -> Tensor:

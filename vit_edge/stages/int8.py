@@ -66,7 +66,8 @@ def run(
     learned: dict[str, Any] = {}
     if config.qat is not None:
         assert lessons is not None
-        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder)
+        with_outputs = ground is not None and ground.writes_outputs
+        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder, with_outputs)
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)

@@ -131,10 +131,10 @@ class _Judge:
         return metrics.paired_drop(self.float_right_N, self._right(simulation.run))
 
     def holds(self, drop: PairedDrop) -> bool:
-        """With 95 % confidence; where the images are too few for that, unless it is beyond the margin and no chance."""
+        """With 95 % confidence; where the images are too few for that, as it is seen, and one image proves nothing."""
         if self.bounds_decide:
             return bool(metrics.within_margin(drop.lost, drop.won, drop.n, self.margin_points))
-        return drop.points <= self.margin_points or drop.lower95 <= 0
+        return drop.lost - drop.won <= max(1.0, self.margin_points / 100 * drop.n)
 
     def _right(self, run: Any) -> np.ndarray:
         return np.concatenate([metrics.answers(logits(run, images)) == labels for images, labels in self.pieces()])
