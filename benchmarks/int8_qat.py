@@ -26,9 +26,10 @@ from vit_edge.metrics import PairedDrop
 from vit_edge.models.card import read_card
 from vit_edge.quantization import ranges
 from vit_edge.quantization.lessons import lessons
-from vit_edge.recipe import Int8Config, QatConfig
+from vit_edge.recipe import Int8Config, Limits, QatConfig
 from vit_edge.runtimes import registry
 from vit_edge.stages import int8
+from vit_edge.stages.search import Ground
 from vit_edge.target import Target
 
 STUDENTS = {"ViT": "vit-default-0.0015", "CNN": "cnn-default-0.01"}
@@ -54,7 +55,9 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         recipe = recipes.load(self.students / run / "recipe.yaml")
         images = material.load(recipe.data, read_card(student).preprocessing.image_size, None)
-        config = Int8Config(qat=QatConfig(epochs=self.epochs))
+        config = Int8Config(qat=QatConfig(epochs=self.epochs), search=None)
+        targets = [Target(name=name, runtime=name) for name in RUNTIMES]
+        ground = Ground(lambda most: iter([images.tune(read_card(student).preprocessing)]), Limits(), targets)
         cache, key = (
             self.out / f"teacher-logits-{recipe.seed}",
             {"teacher": self.teacher.as_posix(), "seed": recipe.seed},
@@ -64,6 +67,7 @@ class Bench:
             student=student,
             calibration_NHWC=images.calibration(read_card(student).preprocessing),
             config=config,
+            ground=ground,
             lessons=lessons(recipe, images, student, self.teacher, "cpu", cache, key),
         )
         (folder / "told.json").write_text(json.dumps(told), encoding="utf-8")

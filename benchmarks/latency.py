@@ -5,7 +5,9 @@
     python benchmarks/latency.py --build          makes the artefacts and times nothing
     python benchmarks/latency.py --show           prints the tables of what was timed before
 
-One process for each artefact, timed in turn (side_by_side/processes.py); a query is one batch from numpy to numpy.
+One process for each artefact, timed in turn (side_by_side/processes.py); a query is one batch from numpy to numpy. The
+same file in another process can be half as fast, for as long as that lives: each is started --restarts times, and a
+percentile is the median over the processes.
 Peers take normalised float planes, whose making is not timed; ours take uint8 pixels. Shapes are static. The weights
 are random: this says nothing of accuracy. Artefacts and timings are kept in --out; a peer that is not installed or
 cannot do a model is named and left out.
@@ -15,6 +17,7 @@ import argparse
 import importlib.util
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from side_by_side import processes, tables
@@ -40,7 +43,7 @@ def main() -> None:
                 case = Case(model, batch)
                 files, reasons = built(name, case, options)
                 for threads in () if options.build else options.threads:
-                    found = timed(name, files, case, threads, options.seconds) | reasons
+                    found = timed(name, files, case, threads, options) | reasons
                     settings = measured.setdefault(name, {}).setdefault(model, {})
                     settings[f"{batch}/{threads}"] = found  # ratios hold within one measurement alone
                     store.write_text(json.dumps(measured, indent=1), encoding="utf-8")
@@ -56,7 +59,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="+", help="names of rows, or parts of them; all by default, ours always")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each artefact")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each artefact, all its processes together")
+    parser.add_argument("--restarts", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/latency"))
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--show", action="store_true")
@@ -89,7 +93,9 @@ def built(table: str, case: Case, options: argparse.Namespace) -> tuple[dict[str
     return files, reasons
 
 
-def timed(name: str, files: dict[str, tuple[Peer, Path]], case: Case, threads: int, seconds: float) -> dict[str, Any]:
+def timed(
+    name: str, files: dict[str, tuple[Peer, Path]], case: Case, threads: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Artefact → p50, p90, p99, n, or the reason why it has none."""
     table = TABLES[name]
     jobs = []
@@ -99,10 +105,18 @@ def timed(name: str, files: dict[str, tuple[Peer, Path]], case: Case, threads: i
         jobs.append(
             Job(artefact, case.model, engine, str(path), precision, threads, case.batch, peer.planes, table.isa)
         )
-    found, reasons = processes.timed(jobs, seconds)
-    say(f"{name}, {case}, {threads} threads: {len(found)} artefacts timed; failed: {reasons or 'none'}")
+    told: dict[str, list[dict[str, float]]] = {}
+    reasons: dict[str, str] = {}
+    for _ in range(options.restarts):
+        found, reasons = processes.timed(jobs, options.seconds / options.restarts)
+        for artefact, latencies_ms in found.items():
+            told.setdefault(artefact, []).append(dict(percentiles(latencies_ms)))
+    say(f"{name}, {case}, {threads} threads: {len(told)} artefacts timed; failed: {reasons or 'none'}")
     return {
-        **{artefact: dict(percentiles(latencies_ms)) for artefact, latencies_ms in found.items()},
+        **{
+            artefact: {key: median(one[key] for one in several) for key in several[0]}
+            for artefact, several in told.items()
+        },
         **{artefact: {"reason": reason} for artefact, reason in reasons.items()},
     }
 

@@ -269,7 +269,10 @@ class Pipeline:
         data, config = self.recipe.data, self.recipe.int8
         settings = {"int8": _plain(config), "images": data.calibration_images, "splits": self.inputs.splits}
         runtimes = {target.runtime for target in self._targets()}
-        settings["roundings"] = {"outputs": bool(runtimes & WRITING_OUTPUTS), "symmetric": bool(runtimes & SYMMETRIC)}
+        settings["roundings"] = {
+            "outputs": bool(runtimes & WRITING_OUTPUTS),
+            "symmetric": bool(runtimes) and runtimes <= SYMMETRIC,
+        }
         inputs: tuple[str, ...] = ("student",)
         fingerprint = self.inputs.train_fingerprint
         if config.qat is not None:

@@ -15,7 +15,7 @@ ALIASES = {"onnx": "onnxruntime"}
 WRITING_OUTPUTS: frozenset[RuntimeName] = frozenset({"onnxruntime"})
 """Their int8 convolutions write uint8 (quantization/outputs.py)."""
 SYMMETRIC: frozenset[RuntimeName] = frozenset({"tensorrt"})
-"""They have no finer steps than symmetric int8 (quantization/steps.py)."""
+"""They have no finer steps than symmetric int8 (quantization/steps.py); a model for others too is fitted to the others."""
 
 
 class Protocol(Settings):

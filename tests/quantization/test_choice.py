@@ -4,7 +4,7 @@ import pytest
 
 from tests.small_models import cnn, images, logits_of, vit, worst
 from vit_edge.export.fold import deployable
-from vit_edge.quantization.choice import Chosen, choose
+from vit_edge.quantization.choice import Chosen, _downhill, choose
 from vit_edge.recipe import Int8Config
 
 
@@ -43,3 +43,18 @@ def test_what_is_asked_for_is_done_whether_it_helps_or_not() -> None:
 def test_a_few_images_are_enough_to_choose_on_where_the_recipe_allows_so_few(count: int) -> None:
     chosen = choose(deployable(cnn()), images(count), Int8Config(minimum_images=1), lambda line: None)
     assert chosen.outcome.scales
+
+
+@pytest.mark.parametrize(
+    ("costs", "tried"),
+    [([3, 2, 1, 2, 3], [2, 1, 3]), ([1, 2, 3, 4, 5], [2, 1, 0]), ([5, 4, 3, 2, 1], [2, 1, 3, 4]), ([7], [0]), ([2, 1], [1, 0])],
+)  # fmt: skip
+def test_strengths_are_tried_for_as_long_as_they_get_better(costs: list[int], tried: list[int]) -> None:
+    seen: list[int] = []
+
+    def made(value: float) -> int:
+        seen.append(int(value))
+        return int(value)
+
+    assert costs[_downhill(range(len(costs)), made, lambda index: costs[index])] == min(costs)
+    assert seen == tried

@@ -113,6 +113,19 @@ def test_images_that_decide_no_bound_hold_the_drop_itself(tmp_path: Path) -> Non
     assert "40 images of the tune split, too few for a bound" in found.outcome
 
 
+def test_what_goes_to_tensorrt_too_is_fitted_to_the_others_and_judged_by_both_ways_of_rounding() -> None:
+    chosen = choose(deployable(trained.spoilt("cnn")), trained.images()[0][: trained.CALIBRATION], PLAIN, print)
+    points, fitted = {}, {}
+    for names in (("openvino",), ("tensorrt",), ("openvino", "tensorrt"), ()):
+        ground = Ground(tune, Limits(), [target.load(name) for name in names])
+        points[names] = search._Judge(chosen, SEARCH, ground).drop(chosen).points
+        fitted[names] = ground.fitted_symmetric
+    assert points["openvino",] != points["tensorrt",]
+    assert points["openvino", "tensorrt"] == max(points["openvino",], points["tensorrt",])
+    assert points[()] == points["openvino",]
+    assert [names for names, symmetric in fitted.items() if symmetric] == [("tensorrt",)]
+
+
 def test_without_any_limit_nothing_is_held_against_the_tune_split() -> None:
     unlimited = Ground(tune, Limits(max_drop_points=None, min_relative_top1=None), ())
     assert not search.has_limit(SearchConfig(), unlimited)

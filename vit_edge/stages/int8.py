@@ -60,7 +60,7 @@ def run(
     program = onnx.program(graph, side)
     measured = {"float": magnitudes.observe(program, measured_NHWC)}
     onnx.save(onnx.clean(program.model), folder / "float.onnx")
-    chosen = choose(graph, calibration_NHWC, config, say, symmetric=ground is not None and ground.symmetric)
+    chosen = choose(graph, calibration_NHWC, config, say, symmetric=ground is not None and ground.fitted_symmetric)
     chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
     layers = [replace(layer, reason=layer.reason or reasons.get(layer.name)) for layer in layers]
     learned: dict[str, Any] = {}

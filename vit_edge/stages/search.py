@@ -9,7 +9,7 @@ N images.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -50,9 +50,15 @@ class Ground:
         return any(target.runtime in WRITING_OUTPUTS for target in self.targets)
 
     @property
-    def symmetric(self) -> bool:
-        """Whether a target has no finer steps than symmetric int8 (quantization/steps.py)."""
-        return any(target.runtime in SYMMETRIC for target in self.targets)
+    def symmetric(self) -> tuple[bool, ...]:
+        """Of each target: whether it has no finer steps than symmetric int8 (quantization/steps.py)."""
+        return tuple(target.runtime in SYMMETRIC for target in self.targets)
+
+    @property
+    def fitted_symmetric(self) -> bool:
+        """Whether the model is fitted to those alone. Where others have finer steps, it is fitted to them, and judged on
+        both."""
+        return bool(self.symmetric) and all(self.symmetric)
 
 
 def has_limit(config: SearchConfig, ground: Ground) -> bool:
@@ -125,10 +131,17 @@ class _Judge:
         needed = metrics.images_needed(USUAL_DISCORDANCE, margin_points)
         self.bounds_decide = needed is not None and self.n >= needed
         self.with_outputs = ground.writes_outputs
+        self.symmetric = set(ground.symmetric) or {False}
 
     def drop(self, candidate: Chosen) -> PairedDrop:
-        simulation = Simulation(candidate.on_grid, candidate.outcome, candidate.float_layers, self.with_outputs)
-        return metrics.paired_drop(self.float_right_N, self._right(simulation.run))
+        """The largest, of the ways that the targets' runtimes round."""
+        drops = []
+        for symmetric in sorted(self.symmetric):
+            outcome = replace(candidate.outcome, symmetric=symmetric)
+            with_outputs = self.with_outputs and not symmetric
+            run = Simulation(candidate.on_grid, outcome, candidate.float_layers, with_outputs).run
+            drops.append(metrics.paired_drop(self.float_right_N, self._right(run)))
+        return max(drops, key=lambda drop: drop.points)
 
     def holds(self, drop: PairedDrop) -> bool:
         """With 95 % confidence; where the images are too few for that, as it is seen, and one image proves nothing."""
