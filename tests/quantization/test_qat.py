@@ -114,7 +114,7 @@ def test_outputs_that_were_clipped_stay_so_and_the_divergence_is_that_of_what_wa
     before, images_NHWC = learned("cnn").before, learned("cnn").calibration_NHWC
     (name, *_) = (node.name for node in outputs.written(before.floats))
     clipped = replace(before, options=replace(before.options, limits={name: 0.5}))
-    after = qat._read(clipped, qat._prepared(clipped, with_outputs=False), images_NHWC)
+    after = qat._read(clipped, qat._prepared(clipped, share_with_outputs=0.0), images_NHWC)
     assert after.outcome.ranges[name].limit == 0.5
     int8_NK = logits(Simulation(after.on_grid, after.outcome).run, after.held_NHWC)
     assert after.kl == pytest.approx(metrics.mean_kl(after.float_NK, int8_NK))
@@ -122,7 +122,11 @@ def test_outputs_that_were_clipped_stay_so_and_the_divergence_is_that_of_what_wa
 
 def test_outputs_of_convolutions_start_where_they_were_and_learn_steps_of_their_own() -> None:
     before, images_NHWC = learned("cnn").before, learned("cnn").calibration_NHWC
-    prepared = qat._prepared(before, with_outputs=True)
+    prepared = qat._prepared(before, share_with_outputs=0.5)
+    deployed = qat.Deployed(prepared).train()
+    sample_BCHW = torch.from_numpy(images_NHWC[:8].copy()).permute(0, 3, 1, 2).float()
+    assert any(not torch.equal(deployed(sample_BCHW), deployed(sample_BCHW)) for _ in range(20))
+    deployed.eval()
     simulation = Simulation(before.on_grid, before.outcome, with_outputs=True)
     assert worst(logits(prepared, images_NHWC), logits(simulation.run, images_NHWC)) < 1e-3
     names = {node.name for node in outputs.written(before.floats)}

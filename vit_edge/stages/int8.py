@@ -66,8 +66,8 @@ def run(
     learned: dict[str, Any] = {}
     if config.qat is not None:
         assert lessons is not None
-        with_outputs = ground is not None and ground.writes_outputs
-        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder, with_outputs)
+        share = 0.0 if ground is None else ground.share_writing_outputs
+        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder, share)
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)

@@ -45,9 +45,9 @@ class Ground:
     targets: Sequence[Target]
 
     @property
-    def writes_outputs(self) -> bool:
-        """Whether a target's int8 convolutions write uint8 (quantization/outputs.py)."""
-        return any(target.runtime in WRITING_OUTPUTS for target in self.targets)
+    def share_writing_outputs(self) -> float:
+        """Of the targets whose int8 convolutions write uint8 (quantization/outputs.py)."""
+        return sum(target.runtime in WRITING_OUTPUTS for target in self.targets) / max(1, len(self.targets))
 
     @property
     def symmetric(self) -> tuple[bool, ...]:
@@ -130,7 +130,7 @@ class _Judge:
         self.margin_points = margin_points
         needed = metrics.images_needed(USUAL_DISCORDANCE, margin_points)
         self.bounds_decide = needed is not None and self.n >= needed
-        self.with_outputs = ground.writes_outputs
+        self.with_outputs = ground.share_writing_outputs > 0
         self.symmetric = set(ground.symmetric) or {False}
 
     def drop(self, candidate: Chosen) -> PairedDrop:
