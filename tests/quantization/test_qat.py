@@ -214,9 +214,10 @@ def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path) -> N
     example = torch.from_numpy(images_NHWC[:2].copy())
     graph, outcome = copy.deepcopy(after.on_grid), after.outcome
     quantized = quantizer.quantize(graph, example, outcome.ranges, config.float_layers, outcome.scales)
-    difference_NK = np.abs(logits_of(quantized, images_NHWC) - logits(simulation.run, images_NHWC))
-    assert np.quantile(difference_NK, 0.9) < 1e-4  # a value on the border between two steps may be rounded either way
-    assert difference_NK.max() < 0.2
+    found_NK, expected_NK = logits_of(quantized, images_NHWC), logits(simulation.run, images_NHWC)
+    differences = np.abs(found_NK - expected_NK)
+    assert np.quantile(differences, 0.9) < 1e-4  # a value on the border between two steps may be rounded either way
+    assert metrics.agreement(found_NK.argmax(1), expected_NK.argmax(1)) > 0.97
 
 
 def test_the_teacher_is_asked_too_and_its_answers_are_those_that_are_kept(tmp_path: Path) -> None:
