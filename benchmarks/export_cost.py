@@ -14,36 +14,16 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
+from side_by_side import makers
+from side_by_side.models import Case
 
-from vit_edge.models import zoo
-from vit_edge.models.classifier import Classifier, save
-from vit_edge.preprocess import Preprocessing
-from vit_edge.recipe import Int8Config, Limits, ModelConfig
+from vit_edge.recipe import Limits
 from vit_edge.report.console import show_table
 from vit_edge.runtimes import machine
-from vit_edge.stages import export, int8
+from vit_edge.stages import export
 from vit_edge.target import load
 
 TARGETS = ("onnxruntime", "openvino", "tensorrt")
-SIDE, CLASSES, IMAGES = 224, 1000, 16
-PLAIN = Int8Config(
-    minimum_images=IMAGES, equalization=(), ranges="minmax", rounding="nearest", bias_correction="never", ends="int8"
-)
-
-
-def quantized(name: str, folder: Path) -> Path:
-    """The finished stage `int8`, the student's weights beside it."""
-    if not (folder / "layers.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(0)
-        config = ModelConfig(name=name)
-        classifier = Classifier(zoo.create(config, CLASSES, SIDE), Preprocessing(image_size=SIDE))
-        save(folder, classifier, config, [str(number) for number in range(CLASSES)])
-        images_NHWC = np.random.default_rng(0).integers(0, 256, (IMAGES, SIDE, SIDE, 3), dtype=np.uint8)
-        int8.run(folder, student=folder, calibration_NHWC=images_NHWC, config=PLAIN)
-    return folder
 
 
 def exported(stage: Path, name: str) -> dict[str, float]:
@@ -69,7 +49,7 @@ def main() -> None:
     if options.one:
         print(json.dumps(exported(Path(options.one[0]), options.one[1])))
         return
-    stage, rows, total = quantized(options.model, options.out / options.model / "int8"), [], 0.0
+    stage, rows, total = makers.int8_stage(Case(options.model, 1), options.out / options.model), [], 0.0
     for name in TARGETS:
         command = [sys.executable, __file__, "--one", str(stage), name]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

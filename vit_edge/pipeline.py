@@ -20,7 +20,7 @@ from vit_edge.progress import say
 from vit_edge.recipe import Recipe
 from vit_edge.runtimes import registry
 from vit_edge.store import RECIPE, Plan, RunFolder, digest_and_size, nvidia_driver, processor_name, verify, versions
-from vit_edge.target import SYMMETRIC, WRITING_OUTPUTS, Target
+from vit_edge.target import Roundings, Target
 
 STAGES = ("teacher", "student", "reference", "int8", "export", "gate")
 TRAINED = ("teacher", "student")
@@ -258,21 +258,14 @@ class Pipeline:
             gate_NHWC = evaluation.read(self.done["reference"] / "evaluation").images_NHWC
             calibration.refuse_gate_images(images_NHWC, gate_NHWC)
             return int8.run(
-                folder,
-                student=student,
-                calibration_NHWC=images_NHWC,
-                config=config,
-                ground=self._ground(preprocessing),
+                folder, student=student, calibration_NHWC=images_NHWC, config=config, ground=self._ground(preprocessing),
                 lessons=None if config.qat is None else self._lessons(),
-            )
+            )  # fmt: skip
 
         data, config = self.recipe.data, self.recipe.int8
         settings = {"int8": _plain(config), "images": data.calibration_images, "splits": self.inputs.splits}
-        runtimes = {target.runtime for target in self._targets()}
-        settings["roundings"] = {
-            "outputs": bool(runtimes & WRITING_OUTPUTS),
-            "symmetric": bool(runtimes) and runtimes <= SYMMETRIC,
-        }
+        outputs, symmetric = Roundings.of(self._targets())
+        settings["roundings"] = {"outputs": outputs if config.qat else outputs > 0, "symmetric": symmetric == 1}
         inputs: tuple[str, ...] = ("student",)
         fingerprint = self.inputs.train_fingerprint
         if config.qat is not None:

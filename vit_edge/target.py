@@ -1,7 +1,8 @@
 """A device profile: runtime, precision, threads, batch and measuring protocol."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
@@ -12,10 +13,6 @@ from vit_edge.shipped import shipped
 
 RuntimeName = Literal["onnxruntime", "openvino", "tensorrt"]
 ALIASES = {"onnx": "onnxruntime"}
-WRITING_OUTPUTS: frozenset[RuntimeName] = frozenset({"onnxruntime"})
-"""Their int8 convolutions write uint8 (quantization/outputs.py)."""
-SYMMETRIC: frozenset[RuntimeName] = frozenset({"tensorrt"})
-"""They have no finer steps than symmetric int8 (quantization/steps.py); a model for others too is fitted to the others."""
 
 
 class Protocol(Settings):
@@ -73,6 +70,24 @@ GENERIC = {
         compute_capabilities=("8.6", "8.9"),
     ),
 }
+
+
+class Roundings(NamedTuple):
+    """Shares of targets. outputs: whose int8 convolutions write uint8 (quantization/outputs.py). symmetric: that have no
+    finer steps than symmetric int8 (quantization/steps.py); a model for others too is fitted to the others."""
+
+    outputs: float
+    symmetric: float
+
+    @classmethod
+    def of(cls, targets: Sequence[Target]) -> "Roundings":
+        runtimes, count = [target.runtime for target in targets], max(1, len(targets))
+        return cls(runtimes.count("onnxruntime") / count, runtimes.count("tensorrt") / count)
+
+
+def ways(share: float) -> list[bool]:
+    """Of what a share of the targets does: whether it is not done, done, or both."""
+    return [way for way, asked in ((False, share < 1), (True, share > 0)) if asked]
 
 
 def load(name: str) -> Target:

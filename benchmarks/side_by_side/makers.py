@@ -45,7 +45,7 @@ def ours_lowered(runtime: str, variant: str) -> Maker:
     """Our int8 by one of the ways that `--tune` tries."""
 
     def make(case: Case, path: Path, shared: Path) -> None:
-        stage = _int8_stage(case, shared)
+        stage = int8_stage(case, shared)
         canonical = onnx.with_batch(onnx.load(stage / "int8.onnx"), case.batch)
         graph = lowered(canonical, ranges.read(stage / "ranges.json"), runtime, variant)
         onnx.save(graph, path.with_suffix(".onnx"))
@@ -109,7 +109,7 @@ def dynamic_of(source: Maker) -> Maker:
 
 
 def our_float_onnx(case: Case, path: Path, shared: Path) -> None:
-    onnx.save(onnx.with_batch(onnx.load(_int8_stage(case, shared) / "float.onnx"), case.batch), path)
+    onnx.save(onnx.with_batch(onnx.load(int8_stage(case, shared) / "float.onnx"), case.batch), path)
 
 
 def torchao_onnx(case: Case, path: Path, shared: Path) -> None:
@@ -137,7 +137,7 @@ def nothing(case: Case, path: Path, shared: Path) -> None:
 def _bundle(case: Case, runtime: str, shared: Path, tune: bool) -> Path:
     folder = shared / f"{runtime}_{case.batch}{'_tuned' if tune else ''}"
     if not folder.exists():
-        stage = _int8_stage(case, shared)
+        stage = int8_stage(case, shared)
         target = load_target(runtime).model_copy(update={"batch": case.batch})
         export.run(
             folder, student=stage, int8=stage, evaluation=None, target=target, limits=Limits(), provenance={},
@@ -146,7 +146,7 @@ def _bundle(case: Case, runtime: str, shared: Path, tune: bool) -> Path:
     return folder / "bundle"
 
 
-def _int8_stage(case: Case, shared: Path) -> Path:
+def int8_stage(case: Case, shared: Path) -> Path:
     """The student and its canonical graphs, which know no batch size."""
     folder = shared / "int8"
     if not (folder / "layers.json").exists():

@@ -27,7 +27,7 @@ from vit_edge.export.fold import deployable
 from vit_edge.models.classifier import Classifier, classifier_in
 from vit_edge.models.vit import VisionTransformer, ViTConfig
 from vit_edge.pipeline import Pipeline
-from vit_edge.quantization import outputs, qat, quantizer
+from vit_edge.quantization import integers, outputs, qat, quantizer
 from vit_edge.quantization.choice import Chosen, choose
 from vit_edge.quantization.lessons import Lessons
 from vit_edge.quantization.products import products
@@ -202,7 +202,8 @@ def test_nothing_to_judge_on_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path) -> None:
+def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "run_here", lambda: False)  # summed in float as in the graph that it is held against
     found = learned("vit")
     config = Int8Config(**PLAIN, float_layers=("head",))  # type: ignore[arg-type]
     before = choose(deployable(found.student), found.calibration_NHWC, config, lambda line: None)
@@ -214,10 +215,7 @@ def test_layers_left_in_float_are_trained_beside_the_others(tmp_path: Path) -> N
     example = torch.from_numpy(images_NHWC[:2].copy())
     graph, outcome = copy.deepcopy(after.on_grid), after.outcome
     quantized = quantizer.quantize(graph, example, outcome.ranges, config.float_layers, outcome.scales)
-    found_NK, expected_NK = logits_of(quantized, images_NHWC), logits(simulation.run, images_NHWC)
-    differences = np.abs(found_NK - expected_NK)
-    assert np.quantile(differences, 0.9) < 1e-4  # a value on the border between two steps may be rounded either way
-    assert metrics.agreement(found_NK.argmax(1), expected_NK.argmax(1)) > 0.97
+    assert worst(logits_of(quantized, images_NHWC), logits(simulation.run, images_NHWC)) < 1e-4
 
 
 def test_the_teacher_is_asked_too_and_its_answers_are_those_that_are_kept(tmp_path: Path) -> None:

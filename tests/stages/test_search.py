@@ -92,6 +92,7 @@ def test_each_candidate_is_timed_in_turn_with_float_on_the_targets_of_this_machi
     ("budget", "words", "trials", "kept"),
     [
         ({"trials": 1}, "stopped, its 1 trials are spent", 1, False),
+        ({"trials": 2}, "stopped, its 2 trials are spent", 2, False),
         ({"trials": 3}, "stopped, its 3 trials are spent", 3, True),
         ({"seconds": 1e-6}, "stopped, its 1e-06 s are spent", 1, False),
     ],
@@ -119,7 +120,7 @@ def test_what_goes_to_tensorrt_too_is_fitted_to_the_others_and_judged_by_both_wa
     for names in (("openvino",), ("tensorrt",), ("openvino", "tensorrt"), ()):
         ground = Ground(tune, Limits(), [target.load(name) for name in names])
         points[names] = search._Judge(chosen, SEARCH, ground).drop(chosen).points
-        fitted[names] = ground.fitted_symmetric
+        fitted[names] = ground.roundings.symmetric == 1
     assert points["openvino",] != points["tensorrt",]
     assert points["openvino", "tensorrt"] == max(points["openvino",], points["tensorrt",])
     assert points[()] == points["openvino",]

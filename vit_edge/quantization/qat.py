@@ -36,6 +36,7 @@ from vit_edge.quantization.ranges import STEPS, Range, Statistics
 from vit_edge.quantization.simulation import Simulation, logits
 from vit_edge.quantization.steps import Steps
 from vit_edge.recipe import QatConfig
+from vit_edge.target import ways
 from vit_edge.training import inference
 from vit_edge.training.distillation import label_loss
 from vit_edge.training.loop import Report, fit
@@ -226,14 +227,12 @@ def _module(graph_module: GraphModule, node: Any) -> nn.Module:
 def _better(
     chosen: Chosen, trained: Chosen, lessons: Lessons, share_with_outputs: float
 ) -> tuple[Chosen, dict[str, Any]]:
-    """The trained model where it answers no worse than the one that it began as, in whatever way a target rounds; says
-    which."""
+    """The trained model where it answers no worse than the one that it began as, with outputs in uint8 and without as
+    targets have them; says which."""
     labels_N, images_NHWC = lessons.tune_N, lessons.tune_NHWC
     float_NK = inference.logits(lessons.student.cpu(), images_NHWC, torch.device("cpu"))
     kept, told = True, list[dict[str, Any]]()
-    for with_outputs in [
-        way for way, asked in ((False, share_with_outputs < 1), (True, share_with_outputs > 0)) if asked
-    ]:
+    for with_outputs in ways(share_with_outputs):
         before_NK, after_NK = (
             logits(Simulation(one.on_grid, one.outcome, one.float_layers, with_outputs).run, images_NHWC)
             for one in (chosen, trained)

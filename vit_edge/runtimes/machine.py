@@ -58,8 +58,7 @@ def instruction_sets() -> list[str]:
 
 def int8_saturates() -> bool:
     """Whether int8 products are summed in 16 bits here, which eight-bit weights overflow: x86 without VNNI."""
-    found = set(instruction_sets())
-    return bool(found & X86) and not found & DOT_PRODUCTS
+    return bool(set(instruction_sets()) & X86) and not has_dot_products()
 
 
 def has_dot_products() -> bool:

@@ -35,8 +35,9 @@ from vit_edge.stages import search
 from vit_edge.stages.candidates import canonical
 from vit_edge.stages.search import Ground
 from vit_edge.store import write_json
+from vit_edge.target import Roundings
 
-MEASURED_IMAGES = 32  # for magnitudes
+MEASURED_IMAGES = 64  # for magnitudes
 
 
 def run(
@@ -60,14 +61,14 @@ def run(
     program = onnx.program(graph, side)
     measured = {"float": magnitudes.observe(program, measured_NHWC)}
     onnx.save(onnx.clean(program.model), folder / "float.onnx")
-    chosen = choose(graph, calibration_NHWC, config, say, symmetric=ground is not None and ground.fitted_symmetric)
+    roundings = Roundings(0, 0) if ground is None else ground.roundings
+    chosen = choose(graph, calibration_NHWC, config, say, symmetric=roundings.symmetric == 1)
     chosen, reasons, found = _kept_accurate(folder, chosen, config, ground, side)
     layers = [replace(layer, reason=layer.reason or reasons.get(layer.name)) for layer in layers]
     learned: dict[str, Any] = {}
     if config.qat is not None:
         assert lessons is not None
-        share = 0.0 if ground is None else ground.share_writing_outputs
-        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder, share)
+        chosen, learned["qat"] = qat.distil(chosen, lessons, calibration_NHWC, config.qat, folder, roundings.outputs)
     made = canonical(chosen, side)
     onnx.save(made.graph, folder / "int8.onnx")
     ranges.write(folder / "ranges.json", made.ranges)

@@ -30,7 +30,7 @@ from vit_edge.runtimes import machine
 from vit_edge.stages.candidates import Bench
 from vit_edge.stages.trial_log import TrialLog
 from vit_edge.store import write_json
-from vit_edge.target import SYMMETRIC, WRITING_OUTPUTS, Target
+from vit_edge.target import Roundings, Target, ways
 
 NOISE = 0.02
 """Share of a latency by which it differs from one session to the next: what is not further apart is as fast."""
@@ -45,20 +45,8 @@ class Ground:
     targets: Sequence[Target]
 
     @property
-    def share_writing_outputs(self) -> float:
-        """Of the targets whose int8 convolutions write uint8 (quantization/outputs.py)."""
-        return sum(target.runtime in WRITING_OUTPUTS for target in self.targets) / max(1, len(self.targets))
-
-    @property
-    def symmetric(self) -> tuple[bool, ...]:
-        """Of each target: whether it has no finer steps than symmetric int8 (quantization/steps.py)."""
-        return tuple(target.runtime in SYMMETRIC for target in self.targets)
-
-    @property
-    def fitted_symmetric(self) -> bool:
-        """Whether the model is fitted to those alone. Where others have finer steps, it is fitted to them, and judged on
-        both."""
-        return bool(self.symmetric) and all(self.symmetric)
+    def roundings(self) -> Roundings:
+        return Roundings.of(self.targets)
 
 
 def has_limit(config: SearchConfig, ground: Ground) -> bool:
@@ -130,13 +118,13 @@ class _Judge:
         self.margin_points = margin_points
         needed = metrics.images_needed(USUAL_DISCORDANCE, margin_points)
         self.bounds_decide = needed is not None and self.n >= needed
-        self.with_outputs = ground.share_writing_outputs > 0
-        self.symmetric = set(ground.symmetric) or {False}
+        self.with_outputs = ground.roundings.outputs > 0
+        self.symmetric = ways(ground.roundings.symmetric)
 
     def drop(self, candidate: Chosen) -> PairedDrop:
         """The largest, of the ways that the targets' runtimes round."""
         drops = []
-        for symmetric in sorted(self.symmetric):
+        for symmetric in self.symmetric:
             outcome = replace(candidate.outcome, symmetric=symmetric)
             with_outputs = self.with_outputs and not symmetric
             run = Simulation(candidate.on_grid, outcome, candidate.float_layers, with_outputs).run
